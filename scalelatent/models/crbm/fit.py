@@ -150,7 +150,7 @@ def _read_sides(given: Any, name: str, value: Any) -> tuple[int, int]:
 
 
 def check_rows(model: ConditionalRBM, train: Dataset) -> None:
-    """Raise DataError if the model's settings do not allow the targets or weights of ``train``."""
+    """Raise DataError for row weights, for targets that do not fit the model, or for missing inputs."""
     where = train.url or "the rows"
     if model.corruption is not None and train.has_targets:
         raise DataError(
@@ -261,7 +261,7 @@ def make_order(model: ConditionalRBM, train: Dataset, options: Mapping[str, Any]
 
 
 def make_learner(model: ConditionalRBM, train: Dataset, validation: Dataset | None, seed: int) -> CrbmLearner:
-    """Return the learner of a fit; raise an error if the corruption does not fit the rows."""
+    """Return a learner with the model's settings, and with defaults for those that are None."""
     n = count_training_rows(model, train)
     shape, chains, size = make_shape(model, train), choose_n_chains(model, n), choose_batch_size(model, n)
     waits = stops_early(model) and validation is not None and model.patience is None

@@ -171,7 +171,7 @@ def choose_pools(model: HierarchicalCompositionalNetwork, online: bool) -> tuple
 
 
 def choose_template_passes(model: HierarchicalCompositionalNetwork, online: bool) -> int:
-    """Return the number of passes at the end that learn the top layer again: by default 3 online, else 0."""
+    """Return the passes at the end of a fit that learn the templates (features of the top layer) again."""
     if model.template_passes is not None:
         return int(model.template_passes)
     return TEMPLATE_PASSES if has_templates(model) and online else 0
@@ -225,10 +225,10 @@ def choose_batch_size(model: HierarchicalCompositionalNetwork, n_rows: int | Non
 
 
 def choose_warmup_rows(model: HierarchicalCompositionalNetwork, n_rows: int, online: bool) -> int:
-    """Return the number of images of the warm-up: ``warmup_rows``, or its default.
+    """Return the number of images of the warm-up: ``warmup_rows``, or at most 4,000 by default.
 
-    The warm-up learns one minibatch at a time, before learning runs in parallel. It has 0 images in batch
-    learning (``online`` is False), and by default also if learning is never parallel.
+    A step of the warm-up learns one minibatch, and later steps learn ``n_chains`` x ``chain_batches``. The
+    number is 0 in batch learning (``online`` is False), and by default if later steps learn one minibatch.
     """
     if not online:
         return 0

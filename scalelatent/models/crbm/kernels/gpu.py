@@ -102,10 +102,10 @@ def _run(
         return _run_groups(method, coupling, bv, bh, n_sweeps, tol)
     check_pairs(pairs.shape, (v, h))
 
-    def add_pairs(first: int, graphs: int, given_h: cupy.ndarray, h_on: cupy.ndarray) -> None:
+    def add_pairs(first: int, graphs: int, v_given_h: cupy.ndarray, h_on: cupy.ndarray) -> None:
         kernel = "crbm_add_pairs_f4" if pairs.dtype == np.float32 else "crbm_add_pairs_f8"
         sizes = np.int32(graphs), np.int32(v), np.int32(h)
-        _launch(kernel, (_count_blocks(v * h),), given_h, h_on, *sizes, pairs)
+        _launch(kernel, (_count_blocks(v * h),), v_given_h, h_on, *sizes, pairs)
 
     return _run_groups(method, coupling, bv, bh, n_sweeps, tol, add_pairs)
 
@@ -131,7 +131,7 @@ def _run_groups(
     stored = method in ("sum_product", "max_product") and not kept
     group = max(1, min(rows, MESSAGE_BYTES // (4 * v * h))) if stored or with_pairs else max(rows, 1)
     m = cupy.empty((group, v, h) if stored else (1, 1, 1), dtype=np.float32)
-    given_h = cupy.empty((group, v, h), dtype=np.float32) if with_pairs else _NULL
+    v_given_h = cupy.empty((group, v, h), dtype=np.float32) if with_pairs else _NULL
     v_on, h_on, h_off = (cupy.empty((group, n), dtype=np.float32) for n in (v, h, h))
     exchanged = (
         cupy.empty((group, blocks, h), dtype=np.float32),
@@ -142,13 +142,13 @@ def _run_groups(
     settings = np.int32(n_sweeps), stop, np.int32(coupling.factors), np.float32(coupling.limit)
     for first in range(0, rows, group):
         part = slice(first, first + group)
-        results = lv[part], lh[part], sweeps[part], change[part], given_h, log_z[part]
+        results = lv[part], lh[part], sweeps[part], change[part], v_given_h, log_z[part]
         inputs = *matrices, np.int32(v), np.int32(h), bv[part], bh[part], *settings
         graphs = len(bv[part])
         arrays = *inputs, m, v_on, h_on, h_off, *results, *exchanged
         _launch(name, (graphs * blocks,), *arrays, shared_bytes=kept)
         if use_pairs is not None:
-            use_pairs(first, graphs, given_h, h_on)
+            use_pairs(first, graphs, v_given_h, h_on)
     return Inference(lv, lh, sweeps, change, log_z if with_pairs else None)
 
 
@@ -189,9 +189,9 @@ def add_chain_gradients(
     )
 
     def add_weights(
-        first: int, graphs: int, given_h: cupy.ndarray | np.uint64, h_on: cupy.ndarray | np.uint64
+        first: int, graphs: int, v_given_h: cupy.ndarray | np.uint64, h_on: cupy.ndarray | np.uint64
     ) -> None:
-        of_rows = given_h, h_on, seen, positive, dv, dh, device_starts, np.int32(chains)
+        of_rows = v_given_h, h_on, seen, positive, dv, dh, device_starts, np.int32(chains)
         group = np.int32(first), np.int32(graphs)
         _launch("crbm_chain_weights", weight_grid, *of_rows, *group, *sizes, stride, gradients)
 

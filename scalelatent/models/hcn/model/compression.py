@@ -124,14 +124,14 @@ def add_counts(decoder: Decoder, evidence: np.ndarray, s: np.ndarray, backend: B
     count ``explained`` of a feature is the number of pixels that only this feature covers and that are 1,
     minus the number of pixels that only this feature covers and that are 0.
     """
-    layers = decoder.cover_counts(s, backend)
+    cover_counts = decoder.cover_counts(s, backend)
     known, on = evidence != 0, evidence > 0
     stats["rows"][...] += len(s)
     stats["known"][...] += known.sum()
     stats["ones"][...] += on.sum()
-    stats["errors"][...] += (known & (on != (layers > 0))).sum()
+    stats["errors"][...] += (known & (on != (cover_counts > 0))).sum()
     stats["placed"][...] += s.sum(axis=(0, 1, 2), dtype=np.int64)
-    gains = np.where(known & (layers == 1), np.where(on, 1, -1), 0)
+    gains = np.where(known & (cover_counts == 1), np.where(on, 1, -1), 0)
     w = decoder.weights[:, ::-1, ::-1]
     _, h, width, _ = w.shape
     for n, r, c, f in np.argwhere(s):

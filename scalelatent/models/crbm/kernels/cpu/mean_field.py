@@ -52,7 +52,7 @@ def _update_side(total: np.ndarray, units: np.ndarray, small: np.ndarray, moved:
 def _infer(
     to_v: np.ndarray, to_h: np.ndarray, bv: np.ndarray, bh: np.ndarray, n_sweeps: int, tol: float,
     lv: np.ndarray, lh: np.ndarray, sweeps: np.ndarray, change: np.ndarray, v_units: np.ndarray,
-    h_units: np.ndarray, v_out: np.ndarray, h_out: np.ndarray, tv: np.ndarray, th: np.ndarray,
+    h_units: np.ndarray, v_out: np.ndarray, h_out: np.ndarray, v_on: np.ndarray, h_on: np.ndarray,
     small: np.ndarray,
 ) -> None:  # fmt: skip
     """Infer several graphs together; a graph stays as it is once its largest change is at most ``tol``."""
@@ -62,22 +62,22 @@ def _infer(
         start_units(v_units[n], bv[n], small)
         start_units(h_units[n], bh[n], small)
         v_units[n, UNIT_FIELDS], h_units[n, UNIT_FIELDS] = np.float32(0.0), np.float32(0.0)
-        copy_vector(h_units[n, ON], th[n])
+        copy_vector(h_units[n, ON], h_on[n])
         change[n] = np.inf
     for sweep in range(n_sweeps):
         if find_largest(change) <= tol:
             break
-        compute_latents(to_v, th[:rows], v_out)
+        compute_latents(to_v, h_on[:rows], v_out)
         for n in range(rows):
             moved[n] = np.float32(-1.0)
             if change[n] > tol:
                 moved[n] = _update_side(v_out[:v, n], v_units[n], small, np.float32(0.0))
-                copy_vector(v_units[n, ON], tv[n])
-        compute_latents(to_h, tv[:rows], h_out)
+                copy_vector(v_units[n, ON], v_on[n])
+        compute_latents(to_h, v_on[:rows], h_out)
         for n in range(rows):
             if moved[n] >= 0:
                 change[n] = _update_side(h_out[:h, n], h_units[n], small, moved[n])
-                copy_vector(h_units[n, ON], th[n])
+                copy_vector(h_units[n, ON], h_on[n])
                 sweeps[n] = sweep + 1
     for n in range(rows):
         copy_vector(v_units[n, LOG_ODDS], lv[n])

@@ -9,29 +9,29 @@ from scalelatent.kernels.jit import entry, in_array, out_array, subkernel
 
 
 @subkernel
-def _add_count(layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count: int) -> None:
+def _add_count(cover_counts: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count: int) -> None:
     n_channels, h, width, _ = w.shape
     for a in range(n_channels):
         for i in range(h):
             for j in range(width):
                 if w[a, h - 1 - i, width - 1 - j, f]:
-                    layers[a, r + i, c + j] += count
+                    cover_counts[a, r + i, c + j] += count
 
 
 @subkernel
 def _sum_evidence(
-    evidence: np.ndarray, layers: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count: int
+    evidence: np.ndarray, cover_counts: np.ndarray, w: np.ndarray, r: int, c: int, f: int, count: int
 ) -> float:
     """Return the sum of ``evidence`` over the pixels of feature ``f`` that ``count`` features cover.
 
-    ``layers`` is the number of features that cover each pixel; feature ``f`` is at the position (r, c).
+    ``cover_counts`` is the number of features that cover each pixel; feature ``f`` is at the position (r, c).
     """
     n_channels, h, width, _ = w.shape
     total = 0.0
     for a in range(n_channels):
         for i in range(h):
             for j in range(width):
-                if w[a, h - 1 - i, width - 1 - j, f] and layers[a, r + i, c + j] == count:
+                if w[a, h - 1 - i, width - 1 - j, f] and cover_counts[a, r + i, c + j] == count:
                     total += evidence[a, r + i, c + j]
     return total
 
@@ -54,23 +54,23 @@ def _add_gains(gains: np.ndarray, w: np.ndarray, a: int, y: int, x: int, value: 
 
 @subkernel
 def _toggle(
-    evidence: np.ndarray, layers: np.ndarray, gains: np.ndarray, w: np.ndarray, r: int, c: int, f: int,
+    evidence: np.ndarray, cover_counts: np.ndarray, gains: np.ndarray, w: np.ndarray, r: int, c: int, f: int,
     count: int,
 ) -> None:  # fmt: skip
     """Add feature ``f`` at the position (r, c) if ``count`` is 1, or remove it if ``count`` is -1.
 
-    ``layers`` is the number of features that cover each pixel. Update ``layers``, and update ``gains``, the
-    sum of log odds of pixels that only a new feature would cover.
+    Update ``cover_counts``, the number of features that cover each pixel, and ``gains``, the sum of log odds
+    of pixels that only a new feature would cover.
     """
     n_channels, h, width, _ = w.shape
     for a in range(n_channels):
         for y in range(r, r + h):
             for x in range(c, c + width):
                 if w[a, h - 1 - y + r, width - 1 - x + c, f]:
-                    layers[a, y, x] += count
-                    if count == 1 and layers[a, y, x] == 1:
+                    cover_counts[a, y, x] += count
+                    if count == 1 and cover_counts[a, y, x] == 1:
                         _add_gains(gains, w, a, y, x, -evidence[a, y, x])
-                    elif count == -1 and layers[a, y, x] == 0:
+                    elif count == -1 and cover_counts[a, y, x] == 0:
                         _add_gains(gains, w, a, y, x, evidence[a, y, x])
 
 
@@ -93,15 +93,16 @@ def _cover(s: np.ndarray, w: np.ndarray, out: np.ndarray) -> None:
     out_array("f8", 3),
 )
 def _improve(
-    evidence: np.ndarray, w: np.ndarray, cost: float, s: np.ndarray, layers: np.ndarray, gains: np.ndarray
-) -> None:
+    evidence: np.ndarray, w: np.ndarray, cost: float, s: np.ndarray, cover_counts: np.ndarray,
+    gains: np.ndarray,
+) -> None:  # fmt: skip
     rows, high, wide, n_features = s.shape
     for n in range(rows):
         gains[:] = 0
-        for a in range(layers.shape[1]):
-            for y in range(layers.shape[2]):
-                for x in range(layers.shape[3]):
-                    if layers[n, a, y, x] == 0 and evidence[n, a, y, x] != 0:
+        for a in range(cover_counts.shape[1]):
+            for y in range(cover_counts.shape[2]):
+                for x in range(cover_counts.shape[3]):
+                    if cover_counts[n, a, y, x] == 0 and evidence[n, a, y, x] != 0:
                         _add_gains(gains, w, a, y, x, evidence[n, a, y, x])
         while True:
             most, best = 0.0, (-1, 0, 0)
@@ -109,7 +110,7 @@ def _improve(
                 for c in range(wide):
                     for f in range(n_features):
                         if s[n, r, c, f]:
-                            gain = cost - _sum_evidence(evidence[n], layers[n], w, r, c, f, 1)
+                            gain = cost - _sum_evidence(evidence[n], cover_counts[n], w, r, c, f, 1)
                             if gain > most or (gain == most and best[0] >= 0 and not s[n][best]):
                                 most, best = gain, (r, c, f)
                         elif gains[r, c, f] - cost > most:
@@ -118,7 +119,7 @@ def _improve(
                 break
             count = -1 if s[n][best] else 1
             s[n][best] = count == 1
-            _toggle(evidence[n], layers[n], gains, w, best[0], best[1], best[2], count)
+            _toggle(evidence[n], cover_counts[n], gains, w, best[0], best[1], best[2], count)
 
 
 def cover(s: np.ndarray, w: np.ndarray) -> np.ndarray:
