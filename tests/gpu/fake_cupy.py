@@ -156,7 +156,7 @@ class _Memory:
         self.write()
 
     def check(self, writes: bool = False) -> None:
-        """Refuse work of this stream that may run before the last write, or before a read if it writes."""
+        """Refuse work of the current stream that may run before the last write, or writes before a read."""
         assert self.device == runtime.getDevice(), "memory of another device"
         stream = get_current_stream()
         ordered = stream._is_ordered_after(self.stream, self.number)
