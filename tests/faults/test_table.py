@@ -66,7 +66,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "search apart": lambda: sl.Search(MODELS["mbn"](), {"k1": [10, 20]}, cv=2),
 }
-# Batch learning of compositional networks stores the messages of each leaf (50 rows) in the run folder.
+# Batch learning of compositional networks stores messages of each leaf (range of 50 rows) in the run folder.
 ENGINE: dict[str, dict[str, Any]] = {"hcn": {"leaf_rows": 50}}
 # (hook, n): call n of this hook, counted from 0, interrupts the fit, with work before and after the call.
 STOPS = {
@@ -271,7 +271,7 @@ def test_a_fault_after_an_interrupt_gives_the_declared_result(
         record_property(name, value)
     hook, count = STOPS[model]
     if where == "shard" and model == "mbn":
-        count = 0  # Interrupt it earlier, because it reads rows only in its first layer.
+        count = 0  # Interrupt the network earlier: it reads rows only in its first layer.
     with pytest.raises(KeyboardInterrupt):
         _fit(model, place, rows, run_dir=place.run, callbacks=[InterruptAt(count, hook)])
     damage(place)

@@ -226,7 +226,7 @@ def test_progress_rises_to_the_number_of_rows(tmp_path: Path) -> None:
     assert [c[0] for c in calls] == sorted(c[0] for c in calls)
 
 
-def test_failure_in_a_thread_is_raised(tmp_path: Path) -> None:
+def test_a_changed_base_is_refused(tmp_path: Path) -> None:
     make_digits(tmp_path / "base", 500)
     from scalelatent.data import create_dataset
 

@@ -95,7 +95,7 @@ def test_existing_outputs_are_found_before_rows_are_made(tmp_path: Path) -> None
     assert not (tmp_path / "n.clean").exists()
 
 
-def test_shared_clean_images_are_kept_with_overwrite(tmp_path: Path) -> None:
+def test_overwrite_keeps_shared_clean_images_unless_they_change(tmp_path: Path) -> None:
     def stamps() -> list[int]:
         return [p.stat().st_mtime_ns for p in sorted((tmp_path / "c").rglob("*")) if p.is_file()]
 

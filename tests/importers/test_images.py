@@ -73,7 +73,7 @@ def test_order_and_bits_do_not_depend_on_threads(folder: Path, tmp_path: Path, m
     ("names", "expected", "kind"),
     [(("10", "9", "0"), [0, 9, 10], "u1"), (("-1", "3"), [-1, 3], "i8"), (("00", "01"), ["00", "01"], "U2")],
 )
-def test_classes_are_integers_if_all_folder_names_are(
+def test_classes_are_integers_if_folder_names_are_plain_integers(
     tmp_path: Path, names: tuple[str, ...], expected: list[Any], kind: str
 ) -> None:
     for name in names:
