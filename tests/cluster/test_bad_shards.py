@@ -209,7 +209,7 @@ def test_a_damaged_shard_is_excluded_at_once(
 
 
 class RemoveShard(EventRecorder):
-    """Callback that removes a shard after the third pass."""
+    """Callback that removes the file ``shard`` at the end of the third pass."""
 
     def __init__(self, shard: Path) -> None:
         super().__init__()

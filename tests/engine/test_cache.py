@@ -170,9 +170,9 @@ def _fit(ds: Dataset, **engine: object) -> np.ndarray:
 def stored(tmp_path_factory: pytest.TempPathFactory) -> list[Dataset]:
     """Return a stored dataset, and one with eight times as many rows."""
     x = np.random.default_rng(0).normal(size=(40_000, 40)).astype(np.float32)
-    place = tmp_path_factory.mktemp("rows")
+    folder = tmp_path_factory.mktemp("rows")
     few, many = (Dataset.from_arrays(x[:n], np.arange(n) % 3) for n in (5000, 40_000))
-    return [few.save(place / "few.zarr"), many.save(place / "many.zarr")]
+    return [few.save(folder / "few.zarr"), many.save(folder / "many.zarr")]
 
 
 def test_the_cache_does_not_grow_with_the_number_of_rows(

@@ -1,4 +1,6 @@
-"""Tests by example of functions that are too small for a file of their own, such as checks and orders."""
+"""Tests by example of functions too small for a file of their own: checks of values, chains, task graphs, row
+orders, quarantine and texts of plans.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from scalelatent.search.joint_loop import (
 )
 from tests.helpers import InterruptAt
 
-SIGNS = ("stage", "pass_end", "checkpoint")
+HOOKS = ("stage", "pass_end", "checkpoint")
 
 GRID = {"block_rows": 8, "leaf_rows": 16}
 
@@ -178,7 +178,7 @@ def test_an_interrupted_joint_fit_resumes(toy: SimpleNamespace, tmp_path: Path, 
     members = {str(n): Member(toy.Wander(3, n), toy.start(), {"train": MemberRows(train)}) for n in (2, 3, 5)}
     store = EngineStore(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        run_jointly(members, log=InterruptAt(at, *SIGNS), store=store, checkpoint_passes=2)
+        run_jointly(members, log=InterruptAt(at, *HOOKS), store=store, checkpoint_passes=2)
     found = run_jointly(members, 2, store=store)
     for n in (2, 3, 5):
         alone = run_alone(toy, toy.Wander(3, n), {"train": train})
@@ -186,7 +186,7 @@ def test_an_interrupted_joint_fit_resumes(toy: SimpleNamespace, tmp_path: Path, 
         assert [r["objective"] for r in found[str(n)].history] == [r["objective"] for r in alone.history]
     assert not list(tmp_path.glob("state-*"))
     again = run_jointly(
-        members, log=InterruptAt(0, *SIGNS), store=store
+        members, log=InterruptAt(0, *HOOKS), store=store
     )  # The passes are finished, so the resumed fit reports nothing.
     np.testing.assert_array_equal(again["5"].state["trail"], found["5"].state["trail"])
 

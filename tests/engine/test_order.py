@@ -1,4 +1,4 @@
-"""The order of rows has every row once per epoch, and is the same on every worker."""
+"""The order of rows has every row once per epoch, and depends on its parameters and the epoch alone."""
 
 from __future__ import annotations
 

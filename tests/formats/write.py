@@ -80,8 +80,8 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        write(Path(place))
+    with tempfile.TemporaryDirectory() as temporary:
+        write(Path(temporary))
         shutil.make_archive(
-            str(Path(sys.argv[1]) / f"version_{sl.__version__.replace('.', '_')}"), "zip", place
+            str(Path(sys.argv[1]) / f"version_{sl.__version__.replace('.', '_')}"), "zip", temporary
         )

@@ -77,16 +77,16 @@ def test_all_positions_of_a_patch_are_equally_frequent() -> None:
     assert np.abs(corner[1] - 12_000 / 9).max() < 200
 
 
-DRAWN = ["bordered-digits", "patched-digits", "gridded-digits", "cluttered-digits", "deleted-digits"]
+DRAWN_KINDS = ["bordered-digits", "patched-digits", "gridded-digits", "cluttered-digits", "deleted-digits"]
 
 
 def corrupt_blank_images(tmp_path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     """Corrupt 400 images of value 0 and 400 of value 255 in the same way, and return both, as bits."""
     made = []
     for value in (0, 255):
-        place = tmp_path / f"{value}"
-        Dataset.from_arrays(np.full((400, 12, 15), value, np.uint8)).save(place, overwrite=True)
-        made.append(read_rows(make_corrupted(tmp_path / "x", kind, base=place, overwrite=True, **options)[0]))
+        blank = tmp_path / f"{value}"
+        Dataset.from_arrays(np.full((400, 12, 15), value, np.uint8)).save(blank, overwrite=True)
+        made.append(read_rows(make_corrupted(tmp_path / "x", kind, base=blank, overwrite=True, **options)[0]))
     return made[0], made[1]
 
 
@@ -148,7 +148,7 @@ def test_rows_columns_and_pixels_are_deleted(tmp_path: Path) -> None:
     assert set((1 - high).sum(axis=(1, 2))) == {36}
 
 
-@pytest.mark.parametrize("kind", ["noisy-digits", "occluded-digits", *DRAWN])
+@pytest.mark.parametrize("kind", ["noisy-digits", "occluded-digits", *DRAWN_KINDS])
 def test_grey_values_are_kept(tmp_path: Path, kind: str) -> None:
     Dataset.from_arrays(IMAGES[:300], LABELS[:300]).save(tmp_path / "base")
     from_grey, clean = make_corrupted(
@@ -166,7 +166,7 @@ def test_grey_values_are_kept(tmp_path: Path, kind: str) -> None:
     np.testing.assert_array_equal(read_rows(binary)[at], BITS[:300][at])
 
 
-@pytest.mark.parametrize("kind", DRAWN)
+@pytest.mark.parametrize("kind", DRAWN_KINDS)
 def test_a_row_is_a_function_of_its_number(tmp_path: Path, kind: str) -> None:
     many, _ = make_corrupted(
         tmp_path / "m", kind, base_rows=(0, 100), rows=3000, patch=(3, 3), shard_rows=700

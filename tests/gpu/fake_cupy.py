@@ -39,7 +39,7 @@ class OutOfMemoryError(MemoryError):
     """Error of an allocation beyond the limit of the pool (cupy.cuda.memory.OutOfMemoryError)."""
 
 
-_STATUS = {
+_STATUS_TEXTS = {
     1: "cudaErrorInvalidValue: invalid argument",
     2: "cudaErrorMemoryAllocation: out of memory",
     35: "cudaErrorInsufficientDriver",
@@ -51,7 +51,7 @@ class CUDARuntimeError(RuntimeError):
     """Stand-in for cupy.cuda.runtime.CUDARuntimeError."""
 
     def __init__(self, status: int) -> None:
-        super().__init__(_STATUS[status])
+        super().__init__(_STATUS_TEXTS[status])
         self.status = status
 
 

@@ -52,7 +52,7 @@ sys.meta_path.insert(0, Absent())
 sys.path.insert(0, {benchmarks!r})
 """
 NO_CUPY = "sys.modules['cupy'] = None\n"
-START = """
+START_SCRIPT = """
 script = f"{benchmarks}/gpu_{{sys.argv.pop(1)}}.py"
 sys.argv[0] = script
 runpy.run_path(script, run_name='__main__')
@@ -68,7 +68,7 @@ gpu_emulated.install_stand_in(Path(sys.argv.pop()))
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess:
     environment = dict(os.environ, PYTHONPATH=str(ROOT))
     program = PRELUDE.format(absent=absent(), benchmarks=str(BENCHMARKS)) + code
-    program += START.format(benchmarks=BENCHMARKS)
+    program += START_SCRIPT.format(benchmarks=BENCHMARKS)
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, env=environment)
 

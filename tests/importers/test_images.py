@@ -183,7 +183,7 @@ def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:60])
 
 
-BAD = {
+BAD_IMAGES = {
     "truncated": (_truncate, r"33\.png cannot be read: .*trunc"),
     "empty": (lambda path: path.write_bytes(b""), r"33\.png cannot be read: it is none of BMP, GIF, JPEG"),
     "of another type": (lambda path: path.write_text("hello"), r"33\.png cannot be read: it is none of BMP"),
@@ -198,9 +198,9 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("what", BAD_IMAGES)
 def test_a_bad_image_is_refused_or_skipped(folder: Path, tmp_path: Path, what: str) -> None:
-    spoil, message = BAD[what]
+    spoil, message = BAD_IMAGES[what]
     spoil(folder / "dog" / "33.png")
     with pytest.raises(DataError, match=message) as error:
         import_images(folder, tmp_path / "out", shard_rows=8)
