@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
+BROWSER_NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
@@ -24,8 +24,8 @@ FLAGS = (
 
 
 def find_chromium() -> str | None:
-    """Return the path of the browser in SCALELATENT_BROWSER, else of the first in NAMES; None if absent."""
-    names = [name] if (name := os.environ.get("SCALELATENT_BROWSER")) else NAMES
+    """Return the path of SCALELATENT_BROWSER, else of the first browser of BROWSER_NAMES; None if absent."""
+    names = [name] if (name := os.environ.get("SCALELATENT_BROWSER")) else BROWSER_NAMES
     return next((found for name in names if (found := shutil.which(name))), None)
 
 

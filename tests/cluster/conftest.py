@@ -116,7 +116,7 @@ def fit_alone(fit: Callable[..., CapsuleRegression]) -> Callable[..., CapsuleReg
 
 @pytest.fixture(scope="session")
 def assert_same() -> Callable[[CapsuleRegression, CapsuleRegression], None]:
-    """Return a check that two fits have identical parameters, and identical measurements of every pass."""
+    """Return a check that two fits have identical weights, and identical errors in the records of passes."""
 
     def check(a: CapsuleRegression, b: CapsuleRegression) -> None:
         np.testing.assert_array_equal(a.W_, b.W_)
@@ -134,7 +134,7 @@ def worker_pids() -> Callable[[Any], dict[str, int]]:
 
 @pytest.fixture
 def mortal_cluster() -> Iterator[Any]:
-    """Start a separate cluster for a test that kills its processes."""
+    """Start a separate cluster for a test that kills its processes, and return its client."""
     from distributed import Client
 
     with start_cluster(2) as cluster, Client(cluster, timeout=30) as client:
@@ -144,7 +144,7 @@ def mortal_cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def scheduler_tasks(client: Any) -> Callable[..., int]:
-    """Return a function that waits up to ``wait`` seconds for this test's tasks to end; it counts them."""
+    """Return a function that waits up to ``wait`` seconds for a test's tasks to end, and counts the rest."""
     import gc
     import time
 

@@ -70,7 +70,7 @@ class EventRecorder(Callback):
 
 
 class KillFromPass(EventRecorder):
-    """Callback that creates the file ``mark`` in pass ``number``; then reading rows CHUNK kills a worker."""
+    """Callback that creates the file ``mark`` in pass ``number`` or later; then CHUNK kills its reader."""
 
     def __init__(self, number: int, mark: Path) -> None:
         super().__init__()
@@ -94,9 +94,9 @@ def kill_mark(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def workers(kill_mark: Path, start_other_cluster: Any) -> Iterator[Client]:
-    """Start three workers with Dask's default limit of deaths per task; rows CHUNK kill their reader."""
+    """Start three workers, of which one dies if it reads rows CHUNK while the file ``kill_mark`` exists."""
     with (
-        # By default, a LocalCluster never restarts a worker that is dead 15 s after an earlier death.
+        # By default, a LocalCluster abandons a worker that is absent 15 s after one of its deaths.
         dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}),
         start_other_cluster(3) as cluster,
         Client(cluster, timeout=30, set_as_default=False) as client,
@@ -209,7 +209,7 @@ def test_a_damaged_shard_is_excluded_at_once(
 
 
 class RemoveShard(EventRecorder):
-    """Callback that removes a shard after the third pass."""
+    """Callback that removes the file ``shard`` at the end of the third pass."""
 
     def __init__(self, shard: Path) -> None:
         super().__init__()

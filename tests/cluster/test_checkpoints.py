@@ -1,4 +1,4 @@
-"""Workers write checkpoints to the run folder; the driver (process of the fit) does not receive them."""
+"""Workers write checkpoints to the run folder; the driver (process of the fit) loads only the last."""
 
 from __future__ import annotations
 

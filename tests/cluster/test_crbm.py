@@ -1,4 +1,4 @@
-"""Conditional RBMs on a cluster have the bits of a fit in this process, for any threads and workers."""
+"""A fit of a conditional RBM on a cluster or with several threads has the bits of a fit with one thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Dataset]:
 
 
 # Batches of 12 rows are small compared with the columns of x, so a chain (part of a batch) returns factors
-# of its gradient. In the last step of an epoch, one chain has no rows.
+# of its gradient.
 SMALL_BATCHES = {"batch_size": 12}
 OPTIONS: list[dict[str, Any]] = [
     {}, SMALL_BATCHES, {"learner": "pcd", "momentum": 0.5}, {"local_steps": 2, "learner": "cd"},

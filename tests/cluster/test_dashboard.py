@@ -11,15 +11,15 @@ import pytest
 from scalelatent import Callback, monitor
 from scalelatent.monitor import ClusterLog
 
-from .browser import NAMES, BrowserTab, browser, find_chromium
+from .browser import BROWSER_NAMES, BrowserTab, browser, find_chromium
 
 pytestmark = pytest.mark.skipif(
-    find_chromium() is None, reason=f"a browser: none of {', '.join(NAMES)} is installed"
+    find_chromium() is None, reason=f"a browser: none of {', '.join(BROWSER_NAMES)} is installed"
 )
 
-CURVE = "document.querySelector('path.line[data-series=objective]')"
-PASS = "+document.querySelector('.facts dd')?.textContent"
-JOB = "document.querySelector('#head h2')?.textContent"
+CURVE_JS = "document.querySelector('path.line[data-series=objective]')"
+PASS_JS = "+document.querySelector('.facts dd')?.textContent"
+JOB_JS = "document.querySelector('#head h2')?.textContent"
 
 
 class PassGate(Callback):
@@ -69,13 +69,13 @@ def test_a_fit_is_watched_in_a_browser(client: Any, fit: Any, page: BrowserTab, 
     try:
         page.wait("[...document.querySelectorAll('#jobs a')].some(a => a.textContent === 'watched')", 60)
         page.js("location.hash = '#job=browser-01'")
-        page.wait(f"{JOB} === 'watched' && {PASS} === 3 && {CURVE}?.dataset.points > 1", 60)
-        before = page.js(f"{CURVE}.getAttribute('d')")
+        page.wait(f"{JOB_JS} === 'watched' && {PASS_JS} === 3 && {CURVE_JS}?.dataset.points > 1", 60)
+        before = page.js(f"{CURVE_JS}.getAttribute('d')")
         assert page.js("document.querySelector('#head .state').textContent") == "running"
         assert page.js("[...document.querySelectorAll('#workers tbody tr')].length") == 2
         gate.gates[3].set()
-        page.wait(f"{PASS} === 6 && {CURVE}.dataset.points > 3", 60)
-        assert page.js(f"{CURVE}.getAttribute('d')") != before
+        page.wait(f"{PASS_JS} === 6 && {CURVE_JS}.dataset.points > 3", 60)
+        assert page.js(f"{CURVE_JS}.getAttribute('d')") != before
         gate.gates[6].set()
         page.wait("document.querySelector('#head .state').textContent === 'done'", 60)
     finally:
@@ -83,7 +83,7 @@ def test_a_fit_is_watched_in_a_browser(client: Any, fit: Any, page: BrowserTab, 
             event.set()
         thread.join(60)
     assert failed == []
-    page.wait(f"{CURVE}.dataset.points > 6")
+    page.wait(f"{CURVE_JS}.dataset.points > 6")
     facts = page.js(
         "Object.fromEntries([...document.querySelectorAll('.facts div')]"
         ".map(d => [d.children[0].textContent, d.children[1].textContent]))"
@@ -104,13 +104,13 @@ def test_text_of_a_message_is_not_html(client: Any, page: BrowserTab, dashboard_
     client.log_event("scalelatent", {"kind": "state", **send})
     client.log_event("scalelatent", {"kind": "event", "run": evil, "name": evil, evil: evil})
     page.open(f"{dashboard_url}/scalelatent#job=evil")
-    page.wait(f"{JOB}?.startsWith('<img')")
+    page.wait(f"{JOB_JS}?.startsWith('<img')")
     assert page.js("document.querySelector('#head .error').textContent") == evil
     assert page.js("document.title") != "run"
     assert page.js("document.querySelectorAll('#scalelatent img').length") == 0
 
 
-def test_the_page_shows_hundreds_of_jobs_on_a_narrow_screen(
+def test_the_page_shows_many_jobs_on_a_narrow_screen(
     client: Any, page: BrowserTab, dashboard_url: str
 ) -> None:
     for number in range(25):
@@ -118,7 +118,7 @@ def test_the_page_shows_hundreds_of_jobs_on_a_narrow_screen(
         client.log_event("scalelatent", {"kind": "state", "state": "done", **run})
     page.open("about:blank")
     page.open(f"{dashboard_url}/scalelatent#job=many-3", width=480, height=900)
-    page.wait(f"{JOB} === 'many 3'")
+    page.wait(f"{JOB_JS} === 'many 3'")
     assert page.js("document.querySelectorAll('#jobs tbody tr').length") <= 11
     assert page.js("document.documentElement.scrollWidth") <= 480  # A user scrolls tables, never the page.
     page.js("document.querySelector('#jobs button').click()")
@@ -148,8 +148,8 @@ def test_the_page_shows_rounds_and_a_report_in_dark_mode(
         page.wait("document.querySelectorAll('rect.round').length")
         assert page.js("document.documentElement.scrollWidth") == 800
         assert page.js("[...document.querySelectorAll('.scroll')].every(n => n.scrollWidth <= n.clientWidth)")
-        light = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).every(n => n < 64)"
-        assert page.js(light)
+        is_dark = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).every(n => n < 64)"
+        assert page.js(is_dark)
         assert page.js("document.querySelector('#head .pass .bar i').style.width") == "50%"
         link = page.js("document.querySelector('#head a.report').getAttribute('href')")
         assert link == "scalelatent/report?job=rounds"

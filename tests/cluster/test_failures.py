@@ -137,7 +137,7 @@ def test_joining_and_leaving_workers_change_no_bit(
 def test_a_fit_resumes_on_a_cluster_or_in_one_process(
     client: Any, fit: Any, fit_alone: Any, assert_same: Any, tmp_path: Path, where: str, scheduler_tasks: Any
 ) -> None:
-    """A fit started on a cluster ends in this process, and the reverse; stored sums are not recomputed."""
+    """A fit interrupted on a cluster ends in this process, and the reverse; sums of the pass are stored."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt

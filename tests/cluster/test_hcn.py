@@ -29,10 +29,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "online": {"n_chains": 3, "chain_batches": 2, "warmup_rows": 40, "n_epochs": 2},
     "kept": {"online": False, "n_chains": 2, "damping": 0.5, "n_epochs": 4},
 }
-SEVERAL: dict[str, Any] = {"layers": [(3, 3)], "templates": 2}
+SEVERAL_LAYERS: dict[str, Any] = {"layers": [(3, 3)], "templates": 2}
 WAYS |= {
     "several online": {
-        **SEVERAL,
+        **SEVERAL_LAYERS,
         "online": True,
         "inner_iterations": 3,
         "n_epochs": 2,
@@ -41,8 +41,8 @@ WAYS |= {
         "template_passes": 2,
         "read_noise": (0.1, 1e-4),
     },
-    "several kept": {**SEVERAL, "online": False, "n_chains": 2, "n_epochs": 4},
-    "several by default": {**SEVERAL, "n_chains": 3, "n_epochs": 2},
+    "several kept": {**SEVERAL_LAYERS, "online": False, "n_chains": 2, "n_epochs": 4},
+    "several by default": {**SEVERAL_LAYERS, "n_chains": 3, "n_epochs": 2},
 }
 ENGINE: dict[str, dict[str, Any]] = {
     "online": {"report_steps": 3},
@@ -143,7 +143,7 @@ def test_a_fit_resumes_on_another_cluster(way: str, client: Any, images: Dataset
 
 
 def test_unknown_pixels_reach_the_workers(client: Any, tmp_path: Path) -> None:
-    """Workers read rows from a dataset, which cannot contain NaN, the mark of unknown pixels."""
+    """A dataset cannot hold NaN, the mark of unknown pixels, so a fit replaces NaN by a finite number."""
     holes = np.where(np.random.default_rng(1).random(X.shape) < 0.1, np.nan, X)
     model = HierarchicalCompositionalNetwork([(3, (3, 2))], missing=float("nan"), n_epochs=1, random_state=0)
     beliefs = model.fit(holes).beliefs_[0]

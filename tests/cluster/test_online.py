@@ -312,7 +312,7 @@ def test_a_segment_is_repeated_if_its_worker_has_no_replica(
     assert len(set(lost)) >= 2
 
 
-def test_the_error_names_a_bad_row_that_a_worker_found(
+def test_the_error_names_a_damaged_shard_that_a_worker_found(
     workers: Any, run: Any, rows_folder: Path, tmp_path: Path
 ) -> None:
     import shutil
@@ -327,7 +327,7 @@ def test_the_error_names_a_bad_row_that_a_worker_found(
 
 # -- number and size of tasks and files ----------------------------------------------------------------------
 
-NAME = re.compile(
+TASK_KEY = re.compile(
     r"toy_(step|close|epoch|params|mstep|step_validation.*)-(e\d{4}-s\d{5}(-c\d\d)?|it\d{4}.*)-\w+"
 )
 
@@ -353,7 +353,7 @@ def test_tasks_are_small_and_have_readable_names(
 
     monkeypatch.setattr(workers, "submit", submit)
     run(workers, tmp_path / ("a" * 150), epochs=3)
-    assert [key for key, size in found if not NAME.fullmatch(key) or size >= 10_000] == []
+    assert [key for key, size in found if not TASK_KEY.fullmatch(key) or size >= 10_000] == []
     assert len({key for key, _ in found}) == len(found)
     steps = [key for key, _ in found if key.startswith("toy_step-")]
     assert len(steps) == 3 * STEPS * 2

@@ -1,4 +1,4 @@
-"""Online fits can be cancelled, run at the same time, and survive workers that hang or are retired."""
+"""Online fits can be cancelled, run at the same time, and survive workers that hang, die or are retired."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_workers_stop_at_once_if_a_fit_is_cancelled_within_a_segment(
 ) -> None:
     # The first segment (consecutive minibatch steps) may last 60 s, so it contains the whole epoch.
     monkeypatch.setattr(online, "FIRST_SECONDS", 60.0)
-    workers.run(compute_slowly, 0.2)  # An epoch takes 16 s.
+    workers.run(compute_slowly, 0.2)  # An epoch takes 16 s on one worker.
     try:
         leave = LeaveFit(2.0)
         with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Fits and predictions called from Python are jobs of the dashboard page, also without a run folder."""
+"""Fits and transforms called from Python are jobs of the dashboard page, also without a run folder."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def sent_graphs(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     return found
 
 
-NAME = re.compile(
+TASK_KEY = re.compile(
     r"capsule_(params|mstep|info|estep|moments|svd|decision-\d+|temperature|(estep_|moments_|svd_|decision-\d+_|temperature_)?(merge))-it\d{4}(-[svt]\d{4}|-[tv]\d-\d{4}|-train-root|-validation-root|-\w+-\d{4})?-[0-9a-f]{6}\d+"
 )
 
@@ -219,7 +219,7 @@ def test_tasks_are_few_and_small_and_have_readable_names(
         assert futures <= 8 * 2 + 1, key
     esteps = [key for key, _, _ in submitted_tasks if key.startswith("capsule_estep")]
     strange = [
-        k for k, _, _ in submitted_tasks if not NAME.fullmatch(k) and not k.startswith("capsule_project")
+        k for k, _, _ in submitted_tasks if not TASK_KEY.fullmatch(k) and not k.startswith("capsule_project")
     ]
     assert strange == []
     assert len({key for key, _, _ in submitted_tasks}) == len(submitted_tasks)

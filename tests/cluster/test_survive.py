@@ -241,7 +241,7 @@ def lose_gpu() -> None:
 
 
 class LostGpuBackend(WorkerPlugin):
-    """Worker plugin that installs a backend whose GPU is lost, also after a restart of the worker."""
+    """Worker plugin that lets every computation fail as if the GPU were lost, also after a restart."""
 
     def setup(self, worker: Any) -> None:
         lose_gpu()

@@ -1,4 +1,4 @@
-"""`client=` accepts a cluster of Dask in place of a client."""
+"""`client=` accepts a cluster of Dask in place of a client, and refuses closed or asynchronous clients."""
 
 from __future__ import annotations
 

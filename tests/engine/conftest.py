@@ -1,4 +1,4 @@
-"""Toy models for the tests of the engine."""
+"""Toy reduction and batch learner, whose results depend on the order in which the engine adds rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Toy online learners by gradients (Logistic), row by row (Walk), and by adding evidence (Evidence).
+"""Toy online learners by gradients (Logistic), row by row (Walk), by evidence (Evidence), and with Outputs.
 
 Any change of the order of rows changes the last bits of their sums. The file is imported under the name
 ``scalelatent.online_toys``, because saved records may only contain types of scalelatent. The workers of a

@@ -18,7 +18,7 @@ class State:
 
 
 def send_unaligned(value: Any) -> Any:
-    """Return a copy of the value whose arrays start at odd addresses, like arrays in a received message."""
+    """Return a copy of the value whose arrays start at unaligned addresses, as in a received message."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     odd = [memoryview(b"." * (i % 3 + 1) + bytes(b))[i % 3 + 1 :] for i, b in enumerate(buffers)]
@@ -39,7 +39,7 @@ def test_received_parameters_are_aligned_to_their_type() -> None:
     np.testing.assert_array_equal(got.state.more["list"][0], np.arange(5.0))
 
 
-def test_received_parameters_have_the_bits_that_were_sent() -> None:
+def test_products_of_received_parameters_have_the_same_bits() -> None:
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(150, 12)), rng.normal(size=(150, 12))
     np.testing.assert_array_equal(send_unaligned(TaskParams(a)).state.T @ b, a.T @ b)

@@ -1,4 +1,4 @@
-"""A worker keeps freed memory, unless the user has set the allocator's limits."""
+"""A worker keeps freed memory if its environment has Dask's setting (65536), not one of the user."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_freed_memory_is_reused_without_page_faults() -> None:
     assert done.returncode == 0, done.stderr
     before, changed, after = done.stdout.split()
     assert changed == "True"
-    assert int(before) > 50_000  # Each of the hundred arrays has a thousand pages, and nothing was reused.
+    assert int(before) > 50_000  # Each of the hundred arrays has about 1,000 pages, and nothing was reused.
     assert int(after) < 5_000
 
 

@@ -33,7 +33,7 @@ def test_the_size_of_a_piece_includes_all_columns() -> None:
         max_size=60,
     ),
 )
-def test_the_cache_stays_below_its_limit_and_returns_the_right_pieces(
+def test_the_cache_stays_within_its_limit_and_returns_the_right_pieces(
     limit: int, steps: list[tuple[str, int, int]]
 ) -> None:
     cache, put = PieceCache(limit), {}
@@ -170,12 +170,12 @@ def _fit(ds: Dataset, **engine: object) -> np.ndarray:
 def stored(tmp_path_factory: pytest.TempPathFactory) -> list[Dataset]:
     """Return a stored dataset, and one with eight times as many rows."""
     x = np.random.default_rng(0).normal(size=(40_000, 40)).astype(np.float32)
-    place = tmp_path_factory.mktemp("rows")
+    folder = tmp_path_factory.mktemp("rows")
     few, many = (Dataset.from_arrays(x[:n], np.arange(n) % 3) for n in (5000, 40_000))
-    return [few.save(place / "few.zarr"), many.save(place / "many.zarr")]
+    return [few.save(folder / "few.zarr"), many.save(folder / "many.zarr")]
 
 
-def test_memory_of_a_process_does_not_grow_with_the_rows(
+def test_the_cache_does_not_grow_with_the_number_of_rows(
     stored: list[Dataset], monkeypatch: pytest.MonkeyPatch, no_cache_yet: None
 ) -> None:
     few, many = stored
@@ -243,10 +243,10 @@ def test_memory_limit_is_no_more_than_the_machine_has() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_limit_of_the_own_control_group_alone_is_respected(
+def test_the_lowest_limit_of_the_control_groups_is_respected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    """A batch system limits a job's control group, while the root group has no limit."""
+    """A batch system limits the control groups of a job, while the root group has no limit."""
     outer, own, root = tmp_path / "outer", tmp_path / "own", tmp_path / "root"
     outer.write_text(f"{512 * 2**20}\n")
     own.write_text(f"{768 * 2**20}\n")

@@ -1,4 +1,4 @@
-"""A fit reports that it waits for the compiler."""
+"""A fit, its progress display and its workers report that they wait for the compiler of kernels."""
 
 from __future__ import annotations
 

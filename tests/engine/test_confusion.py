@@ -1,4 +1,4 @@
-"""Scores from one pass equal those of scikit-learn for all rows together."""
+"""Scores from one pass agree with those of scikit-learn for all rows to nine digits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class IdentityMap:
 @given(
     n=st.integers(1, 400), seed=st.integers(0, 2**32 - 1), weighted=st.booleans(), classes=st.integers(2, 5)
 )
-def test_scores_of_one_pass_equal_scikit_learns_scores_of_all_rows(
+def test_scores_of_one_pass_agree_with_scikit_learns_scores_of_all_rows(
     n: int, seed: int, weighted: bool, classes: int
 ) -> None:
     rng = np.random.Generator(np.random.Philox(seed))

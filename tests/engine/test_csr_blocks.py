@@ -25,7 +25,7 @@ DENSE = X.toarray()
 
 
 class ColumnSums:
-    """Column sums that also record the types and the largest size of their blocks."""
+    """Reduction of column sums that also records the types and the largest size of its blocks."""
 
     def __init__(self, csr: bool = False) -> None:
         self.requirements = BlockRequirements(csr=csr)
@@ -53,10 +53,10 @@ def write_rows(tmp_path: Path, x: Any, **layout: Any) -> Dataset:
     return Dataset.from_arrays(x).save(tmp_path / "ds", overwrite=True, **layout)
 
 
-@pytest.mark.parametrize("group", [None, 7, 64, 500])
+@pytest.mark.parametrize("shard", [None, 7, 64, 500])
 @pytest.mark.parametrize("csr", [True, False])
-def test_blocks_equal_the_rows_for_any_row_groups(csr: bool, group: int | None, tmp_path: Path) -> None:
-    ds = Dataset.from_arrays(X) if group is None else write_rows(tmp_path, X, shard_rows=group)
+def test_blocks_equal_the_rows_for_any_shard_size(csr: bool, shard: int | None, tmp_path: Path) -> None:
+    ds = Dataset.from_arrays(X) if shard is None else write_rows(tmp_path, X, shard_rows=shard)
     reader = Reader(ds, None, Meter(), requirements=BlockRequirements(csr=csr))
     blocks = [(a, min(a + 32, 500)) for a in range(0, 500, 32)]
     for (a, b), block in zip(blocks, iter_blocks(reader, blocks, StopEvent()), strict=True):

@@ -1,4 +1,6 @@
-"""Small functions of the engine give the expected results for examples."""
+"""Tests by example of functions too small for a file of their own: checks of values, chains, task graphs, row
+orders, quarantine and texts of plans.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def test_bad_values_are_reported_with_row_and_feature() -> None:
     assert "with the initial weights" in str(make_divergence_error([0], "pass 1", "lower it"))
 
 
-def test_a_row_check_calls_its_function_at_intervals() -> None:
+def test_a_row_check_calls_its_function_at_most_once_per_interval() -> None:
     calls: list[int] = []
     check = RowCheck(lambda: calls.append(1), seconds=3600)
     check()

@@ -1,4 +1,4 @@
-"""Rows that minibatch steps read ahead are kept while used, released when idle, and never read twice."""
+"""Rows are read ahead for minibatch steps, once per epoch, and released if the steps pause."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_a_long_step_causes_no_second_read(rows: Dataset) -> None:
                 time.sleep(0.3)  # The consumer computes for 0.3 s.
             feed.finish_step()
         read = reader.meter.bytes_read
-        # The reader has read the epoch once. It may also have read two slabs (ranges of stored rows) of the
-        # next epoch, and the buffer after these slabs.
+        # The reader has read the epoch once. It may also have read ahead up to two buffers of the next epoch,
+        # each of which has 128 rows.
         assert ROWS * P * 4 <= read <= (ROWS + 2 * 128) * P * 4
 
 

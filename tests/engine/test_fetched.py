@@ -1,4 +1,4 @@
-"""A fit waits a limited time for a result of a worker, and a lost result is computed again."""
+"""A fit waits a limited time for a result of a worker; a result that does not arrive is computed again."""
 
 from __future__ import annotations
 

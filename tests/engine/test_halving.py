@@ -1,6 +1,6 @@
 """If a GPU runs out of memory, blocks are split in halves.
 
-No row counts twice, and one event reports the split. If halves do not help, the error says what to do.
+No row counts twice, and one event reports the split. Blocks too short to split raise the memory error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.helpers import HookLog
 class SmallGpuBackend(HostBackend):
     """Stand-in for the backend of a GPU that has memory for blocks of at most ``room`` rows.
 
-    The reductions and maps of this file raise MemoryError for more; ``name_error`` translates this error.
+    The reductions and maps of this file raise a memory error for more; ``name_error`` translates MemoryError.
     """
 
     gpu_errors = (DeviceMemoryError, MemoryError)
@@ -109,7 +109,7 @@ def test_blocks_are_halved_until_they_fit_and_no_row_counts_twice(run: Any, room
     np.testing.assert_array_equal(*cut.vectors)
 
 
-def test_each_split_is_reported_once(run: Any) -> None:
+def test_repeated_splits_are_reported_in_one_event(run: Any) -> None:
     (event,) = run(200).events
     assert (event["event"], event["stage"], event["part"], event["rows"]) == (
         "blocks_cut", "toy_sums", "train", 128,
@@ -126,7 +126,7 @@ def test_threads_with_equal_gpus_give_equal_bits(run: Any) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_blocks_that_are_too_short_to_split_raise_an_error_with_advice(run: Any) -> None:
+def test_blocks_that_are_too_short_to_split_raise_the_memory_error(run: Any) -> None:
     with pytest.raises(DeviceMemoryError, match="no memory for a block: 64 rows"):
         run(LEAST_ROWS - 1)
 

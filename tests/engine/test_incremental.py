@@ -27,7 +27,7 @@ from tests.helpers import InterruptAt
 
 
 @dataclass(frozen=True)
-class LeafMeans:
+class LeafSums:
     """Learner that adds up, over leaves (ranges of rows), the sum of a leaf's rows times a factor.
 
     The factor changes with each step, so a sum of another step would change the total.
@@ -76,7 +76,7 @@ X = np.random.Generator(np.random.Philox(3)).normal(size=(103, 2)).astype("f4")
 
 def fit(folder: Path, jobs: int = 1, epochs: int = 3, callback: Any = (), **options: Any) -> Any:
     order = RowOrder(len(X), 0, 16, n_chains=2, shuffle=False)
-    learner = KeptLeaves(LeafMeans(), str(folder), "toy")
+    learner = KeptLeaves(LeafSums(), str(folder), "toy")
     stage = make_stage("toy_leaves", learner, {"train": Dataset.from_arrays(X)}, "cpu")
     store = EngineStore(folder)
     cleaner = DropLeaves(learner)
@@ -179,7 +179,7 @@ class StopAfter(Callback):
 
 def test_a_fit_writes_nothing_into_the_folder_of_another_run(tmp_path: Path) -> None:
     _, run = EngineStore(tmp_path).ref
-    learner = KeptLeaves(LeafMeans(), str(tmp_path), "toy", run)
+    learner = KeptLeaves(LeafSums(), str(tmp_path), "toy", run)
     block = Block(np.ones((3, 2), "f4"), None, None, 0)
     stats = Stats.zeros(learner.layout())
     learner.run_chain({"total": np.zeros(2), "visits": 0}, block, stats)

@@ -39,7 +39,7 @@ from scalelatent.search.joint_loop import (
 )
 from tests.helpers import InterruptAt
 
-SIGNS = ("stage", "pass_end", "checkpoint")
+HOOKS = ("stage", "pass_end", "checkpoint")
 
 GRID = {"block_rows": 8, "leaf_rows": 16}
 
@@ -178,7 +178,7 @@ def test_an_interrupted_joint_fit_resumes(toy: SimpleNamespace, tmp_path: Path, 
     members = {str(n): Member(toy.Wander(3, n), toy.start(), {"train": MemberRows(train)}) for n in (2, 3, 5)}
     store = EngineStore(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        run_jointly(members, log=InterruptAt(at, *SIGNS), store=store, checkpoint_passes=2)
+        run_jointly(members, log=InterruptAt(at, *HOOKS), store=store, checkpoint_passes=2)
     found = run_jointly(members, 2, store=store)
     for n in (2, 3, 5):
         alone = run_alone(toy, toy.Wander(3, n), {"train": train})
@@ -186,12 +186,12 @@ def test_an_interrupted_joint_fit_resumes(toy: SimpleNamespace, tmp_path: Path, 
         assert [r["objective"] for r in found[str(n)].history] == [r["objective"] for r in alone.history]
     assert not list(tmp_path.glob("state-*"))
     again = run_jointly(
-        members, log=InterruptAt(0, *SIGNS), store=store
+        members, log=InterruptAt(0, *HOOKS), store=store
     )  # The passes are finished, so the resumed fit reports nothing.
     np.testing.assert_array_equal(again["5"].state["trail"], found["5"].state["trail"])
 
 
-def test_memory_of_a_joint_pass_and_its_groups(toy: SimpleNamespace) -> None:
+def test_members_are_grouped_so_that_a_joint_pass_fits_in_memory(toy: SimpleNamespace) -> None:
     train = toy.rows(4000)
     members = {
         str(n): Member(toy.Wander(3, n), toy.start(), {"train": MemberRows(train)}) for n in range(1, 9)
@@ -208,19 +208,19 @@ def test_memory_of_a_joint_pass_and_its_groups(toy: SimpleNamespace) -> None:
         group_members("toy", members, Resources(1, 1, PROCESS_BYTES), "cpu", "less", **GRID)
 
 
-def test_shared_arrays_count_once_in_the_memory_plan() -> None:
+def test_the_same_array_counts_once_in_the_memory_plan() -> None:
     a = np.zeros((10, 10))
     assert count_array_bytes([a, {"x": a}, a[:5]]) == 800 + 400
 
 
-def test_exact_integers_are_converted_once() -> None:
+def test_uint8_rows_are_converted_to_float32_for_all_members() -> None:
     calls: list[np.dtype[Any]] = []
 
     class Backend:
         def asarray(self, a: np.ndarray, dtype: Any, name: str | None = None) -> np.ndarray:
             return a.astype(dtype)
 
-    class Looks:
+    class DtypeRecorder:
         requirements = BlockRequirements()
 
         def layout(self) -> Any:
@@ -236,7 +236,7 @@ def test_exact_integers_are_converted_once() -> None:
 
     from scalelatent.contract.stats import Stats
 
-    joint = JointReduction(tuple(MemberReduction(str(i), "train", Looks(), None) for i in range(2)))
+    joint = JointReduction(tuple(MemberReduction(str(i), "train", DtypeRecorder(), None) for i in range(2)))
     for dtype, seen in ((np.uint8, np.float32), (np.float64, np.float64), (np.int32, np.int32)):
         calls.clear()
         block = Block(np.ones((3, 2), dtype), None, None, 0)
@@ -268,7 +268,7 @@ def test_a_worker_keeps_one_stage_of_a_fit(toy: SimpleNamespace, tmp_path: Path)
 def test_members_with_one_form_of_blocks_share_the_rows_they_read(toy: SimpleNamespace) -> None:
     """Members (fits of a joint pass) that want the same form of blocks (dense or CSR) share each read.
 
-    The scratch memory is the largest that any member needs.
+    Each of the two amounts of scratch memory is the largest that any member needs.
     """
 
     class NeedsScratchMemory(toy.Sums):
@@ -286,7 +286,7 @@ def test_members_with_one_form_of_blocks_share_the_rows_they_read(toy: SimpleNam
 
 
 class BlockRecorder:
-    """Reduction that records (first row, rows, labels, sum of weights) of its blocks of ``size`` rows."""
+    """Reduction that records (first row, number of rows and of labels, sum of weights) of each block."""
 
     def __init__(self, size: int) -> None:
         self.requirements, self.seen = BlockRequirements(block_rows=size), []  # type: ignore[var-annotated]

@@ -235,7 +235,7 @@ def test_an_interrupt_of_the_caller_stops_the_other_threads(workers: int) -> Non
         def run(item: int) -> int:
             running.wait(5)
             if threading.current_thread() is caller:
-                raise KeyboardInterrupt  # Ctrl-C raises it while the caller computes an item.
+                raise KeyboardInterrupt  # Ctrl-C raises this error while the caller computes an item.
             for _ in range(2000):
                 if stop.is_set():
                     stopped.append(item)

@@ -1,4 +1,4 @@
-"""Every executor writes the same bytes of a map's outputs, and a resumed map writes only missing shards."""
+"""Any number of threads writes the same bytes of a map's outputs; a resume writes only missing shards."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_written_map_has_rows_labels_and_weights(
     assert open_dataset(tmp_path / "out1").attrs["provenance"]["made_by"] == "toy_double"
 
 
-def test_a_map_of_rows_without_labels_writes_none(toy: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_map_may_omit_the_labels_and_weights_of_its_rows(toy: SimpleNamespace, tmp_path: Path) -> None:
     ds = toy.rows(120, weighted=True)
     out = map_rows(
         InProcessExecutor(1),

@@ -1,6 +1,4 @@
-"""Several fits share one client: each fit receives its own messages, and all handlers are removed at the
-end.
-"""
+"""Fits that share a client receive messages until they remove their handlers; the user's handler stays."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ class Client:
             self._event_handlers[topic]((0.0, message))
 
 
-def test_each_of_two_fits_receives_its_messages() -> None:
+def test_each_of_two_fits_receives_messages_until_it_removes_its_handler() -> None:
     client, first, second = Client(), list[Any](), list[Any]()
     subscriptions = Listener(client)
     subscriptions.add_handler("t", first.append)

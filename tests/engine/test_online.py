@@ -1,4 +1,4 @@
-"""Online fits in this process report records, obey callbacks, and give the same bits for any threads."""
+"""Online fits report records, obey callbacks, and give the same bits for any number of threads."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_weights_reach_the_chains_row_by_row(online: Any) -> None:
     np.testing.assert_allclose(one, two, rtol=1e-9)
 
 
-def test_the_number_of_chains_and_the_seed_belong_to_the_job(online: Any) -> None:
+def test_the_number_of_chains_changes_the_result(online: Any) -> None:
     rows = Dataset.from_arrays(*make_blobs(200))
     states = [fit(online.Walk(P, K), rows, chains=c).state["w"] for c in (1, 2, 3)]
     assert not np.array_equal(states[0], states[1])
@@ -256,7 +256,7 @@ def test_online_checkpoints_have_the_requested_interval(online: Any, tmp_path: P
 # -- refusals and failures -----------------------------------------------------------------------------------
 
 
-def test_a_resume_with_another_number_of_rows_is_refused(online: Any) -> None:
+def test_an_order_of_another_number_of_rows_is_refused(online: Any) -> None:
     stage = make_stage("toy_step", online.Evidence(P), {"train": Dataset.from_arrays(*make_blobs(10))}, "cpu")
     with pytest.raises(ValueError, match="order has 11 rows, but the stage has 10 training rows"):
         fit_online(
@@ -275,7 +275,7 @@ def test_a_resume_with_another_row_order_is_refused(online: Any, tmp_path: Path)
 
 @pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.parametrize("stored", [False, True])
-def test_the_error_names_a_bad_row(online: Any, tmp_path: Path, jobs: int, stored: bool) -> None:
+def test_the_error_names_a_bad_row_or_shard(online: Any, tmp_path: Path, jobs: int, stored: bool) -> None:
     x, y = make_blobs(100)
     rows = Dataset.from_arrays(x, y)
     if stored:
@@ -356,7 +356,7 @@ def test_callbacks_may_interrupt_within_a_step_without_loss(online: Any, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         fit(Slow(P, K), rows, jobs=jobs, callback=leave, folder=tmp_path, **options)
     assert len(Slow.ran) < 12  # The fit ended within a step.
-    # Other threads finish the row that they have started.
+    # Other threads finish the chain (part of a step) that they have started.
     assert len([t for t in Slow.ran if t > leave.asked[-1] + 0.05]) < jobs
     again = LeaveAtCall()
     assert_same(fit(Slow(P, K), rows, jobs=jobs, callback=again, folder=tmp_path, **options).state, whole)

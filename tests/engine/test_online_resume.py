@@ -1,4 +1,4 @@
-"""An online fit that is interrupted, killed or out of disk at any moment resumes with the same bits."""
+"""A resumed online fit has the bits of an uninterrupted one, after an interrupt, a kill or a full disk."""
 
 from __future__ import annotations
 

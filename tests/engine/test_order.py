@@ -1,4 +1,4 @@
-"""The order of rows has every row once per epoch, and is the same on every worker."""
+"""The order of rows has every row once per epoch, and depends on its parameters and the epoch alone."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_rows_of_a_step_are_in_its_row_ranges(order: RowOrder, epoch: int) -> No
             ranges = [order.bounds_of_run(run) for run in runs.tolist()]
             assert all(any(a <= row < b for a, b in ranges) for row in rows)
             if order.shuffle and len(rows):
-                # A batch has rows of these buffers. A buffer has whole ranges of rows, except for a cut range
-                # at each end.
+                # The rows of a step are in at most this number of buffers. A buffer has whole ranges of rows,
+                # except for a cut range at each end.
                 buffers = -(-len(rows) // order.buffer_rows) + 1
                 assert len(set(runs.tolist())) <= buffers * (order.buffer_runs + 2)
     end = order.to_dataset_rows(order.n_rows - 1) + 1
@@ -98,7 +98,7 @@ def test_the_order_never_changes_between_versions() -> None:
 FIRST_RELEASE = [[16, 3, 20, 0], [15, 11, 14, 4], [2, 1, 21, 22], [8, 10, 13, 9], [18, 19, 12, 17], [7, 6, 5]]
 
 
-def test_neighbouring_rows_are_in_different_batches() -> None:
+def test_a_batch_has_few_neighbouring_rows() -> None:
     """A batch has rows from all ranges of a buffer, and a buffer has ranges from the whole dataset."""
     order = RowOrder(2**20, seed=0, batch_rows=256)
     rows = order.rows(0, 5)
@@ -106,12 +106,12 @@ def test_neighbouring_rows_are_in_different_batches() -> None:
     assert len(runs) == 16
     assert counts.max() < 40  # The mean of the counts is 16.
     places = np.sort(np.unique(order.rows_at(0, 0, 0, 2**20)[: 2**14] // 1024))
-    assert places.std() > 200  # There are 1,024 ranges; a uniform distribution has a deviation of 296.
+    assert places.std() > 200  # Uniform draws of 1,024 ranges have a standard deviation of 296.
     assert (np.diff(rows) == 1).mean() < 0.02
 
 
-def test_every_row_has_every_position_equally_often() -> None:
-    """Over many epochs, the first and the last row are early as often as late."""
+def test_the_first_and_the_last_row_are_early_as_often_as_late() -> None:
+    """The mean position of each of the two rows over 600 epochs is near the middle."""
     order = RowOrder(330, seed=0, batch_rows=330, run_rows=32, buffer_runs=2)
     for row in (0, 329):
         places = [int(np.flatnonzero(order.rows(e, 0) == row)[0]) for e in range(600)]

@@ -154,7 +154,7 @@ def test_speeds_are_those_that_workers_reported() -> None:
     assert found.speeds == pytest.approx({"a": 1.0, "b": 1.0, "c": 20.0})
     assert found.row_seconds["train"] == 2e-3
     assert not found.are_equal
-    # During a pass, speeds stay relative to the reference speed of its start, although a became faster.
+    # During a pass, speeds stay relative to the reference speed of its start, although worker a gets faster.
     pace.receive(_make_report("a", 1e-3))
     again = pace.speeds(_stage(), THREADS, frozenset(), found.row_seconds)
     assert again.speeds == pytest.approx({"a": 2.0, "b": 1.0, "c": 20.0})

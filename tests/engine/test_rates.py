@@ -1,4 +1,4 @@
-"""Rates (speeds of a machine) are measured once, stored, and measured again if old or of another machine."""
+"""Rates (speeds of a machine) are measured once, stored, and measured again if they are outdated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_rate_is_measured_once_by_any_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["version", "cpu", "age", "torn", "asked"])
-def test_rates_of_another_machine_are_measured_again(
+def test_rates_are_measured_again_if_outdated_damaged_or_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     rates = Rates(tmp_path / "rates.json")
@@ -55,7 +55,7 @@ def test_rates_are_measured_if_they_cannot_be_stored(tmp_path: Path) -> None:
     assert rates.get("a", lambda: 1.0) == rates.get("a", fail_if_called) == 1.0
 
 
-def test_seconds_are_those_of_one_thread_while_others_work() -> None:
+def test_sleeping_does_not_count_as_cpu_seconds() -> None:
     def make():
         return lambda: time.sleep(0.002)  # Sleeping uses no CPU time.
 

@@ -69,12 +69,12 @@ class CountedRows:
         return np.arange(start, stop) + 0.5
 
 
-def read_blocks(start: int, stop: int, size: int) -> list[tuple[int, int]]:
+def list_blocks(start: int, stop: int, size: int) -> list[tuple[int, int]]:
     return [(a, min(a + size, stop)) for a in range(start, stop, size)]
 
 
 def _check(reader: Reader, start: int, stop: int, size: int) -> None:
-    blocks = read_blocks(start, stop, size)
+    blocks = list_blocks(start, stop, size)
     found = list(iter_blocks(reader, blocks, StopEvent()))
     assert [(b.start, b.start + len(b.x)) for b in found] == blocks
     for block, (a, b) in zip(found, blocks, strict=True):
@@ -105,7 +105,7 @@ def test_blocks_equal_the_rows_for_any_pieces(
 
 def test_blocks_within_a_piece_are_views_and_others_are_copies() -> None:
     rows = CountedRows(40, [20])
-    found = list(iter_blocks(Reader(rows, None, Meter(), np.arange(3)), read_blocks(0, 40, 8), StopEvent()))
+    found = list(iter_blocks(Reader(rows, None, Meter(), np.arange(3)), list_blocks(0, 40, 8), StopEvent()))
     assert [b.x.base is not None for b in found] == [True, True, False, True, True]
 
 
@@ -113,7 +113,7 @@ def test_rows_in_memory_are_not_copied() -> None:
     x = np.arange(40.0).reshape(20, 2)
     meter = Meter()
     reader = Reader(Dataset.from_arrays(x, np.zeros(20, int)), PieceCache(10**6), meter, np.arange(1))
-    for block in iter_blocks(reader, read_blocks(0, 20, 6), StopEvent()):
+    for block in iter_blocks(reader, list_blocks(0, 20, 6), StopEvent()):
         assert np.shares_memory(block.x, x)
     assert meter.bytes_read == 0
 
@@ -156,7 +156,7 @@ def test_rows_from_the_cache_do_not_count_as_read() -> None:
 
 def test_the_reader_reads_a_bounded_number_of_pieces_ahead() -> None:
     rows = CountedRows(100, list(range(1, 100)))
-    source = iter_blocks(Reader(rows, None, Meter(), np.arange(3)), read_blocks(0, 100, 1), StopEvent())
+    source = iter_blocks(Reader(rows, None, Meter(), np.arange(3)), list_blocks(0, 100, 1), StopEvent())
     next(source)
     deadline = time.monotonic() + 5
     while len(rows.reads) < 1 + AHEAD and time.monotonic() < deadline:
@@ -179,7 +179,7 @@ def test_fewer_large_pieces_are_read_ahead() -> None:
 
 def test_reading_overlaps_computing() -> None:
     rows = CountedRows(30, [10, 20])
-    source = iter_blocks(Reader(rows, None, Meter(), np.arange(3)), read_blocks(0, 30, 10), StopEvent())
+    source = iter_blocks(Reader(rows, None, Meter(), np.arange(3)), list_blocks(0, 30, 10), StopEvent())
     next(source)
     deadline = time.monotonic() + 5
     while len(rows.reads) < 3 and time.monotonic() < deadline:
@@ -193,7 +193,7 @@ def test_an_error_of_the_reader_reaches_the_caller(fail_at: int) -> None:
     rows = CountedRows(30, [10, 20], fail_at)
     good = 0
     with pytest.raises(DataError, match=f"row {fail_at} is lost"):
-        for _ in iter_blocks(Reader(rows, None, Meter(), np.arange(3)), read_blocks(0, 30, 5), StopEvent()):
+        for _ in iter_blocks(Reader(rows, None, Meter(), np.arange(3)), list_blocks(0, 30, 5), StopEvent()):
             good += 1
     assert good == fail_at // 10 * 2
 
@@ -201,7 +201,7 @@ def test_an_error_of_the_reader_reaches_the_caller(fail_at: int) -> None:
 def test_an_error_of_the_consumer_ends_the_reader_thread() -> None:
     rows = CountedRows(1000, list(range(1, 1000)))
     with pytest.raises(ZeroDivisionError):
-        for _ in iter_blocks(Reader(rows, None, Meter(), np.arange(3)), read_blocks(0, 1000, 1), StopEvent()):
+        for _ in iter_blocks(Reader(rows, None, Meter(), np.arange(3)), list_blocks(0, 1000, 1), StopEvent()):
             1 / 0  # noqa: B018
     import gc
 
@@ -214,7 +214,7 @@ def test_a_stop_takes_effect_at_the_next_block(cached: bool) -> None:
     rows, stop = CountedRows(100, [50]), StopEvent()
     source = iter_blocks(
         Reader(rows, PieceCache(10**6) if cached else None, Meter(), np.arange(3)),
-        read_blocks(0, 100, 10),
+        list_blocks(0, 100, 10),
         stop,
     )
     next(source)
@@ -237,7 +237,7 @@ def test_threads_read_one_dataset_safely(toy: SimpleNamespace, tmp_path: Path) -
     def work() -> None:
         for _ in range(3):
             rows: Any = iter_blocks(
-                Reader(stored, cache, Meter(), np.arange(8)), read_blocks(0, 400, 30), StopEvent()
+                Reader(stored, cache, Meter(), np.arange(8)), list_blocks(0, 400, 30), StopEvent()
             )
             if not np.array_equal(np.concatenate([b.x for b in rows]), expected):
                 wrong.append(1)
@@ -252,8 +252,8 @@ def test_threads_read_one_dataset_safely(toy: SimpleNamespace, tmp_path: Path) -
 
 
 def test_the_out_of_memory_error_names_settings_that_a_resume_accepts(toy: SimpleNamespace) -> None:
-    """The error does not suggest block_rows, because the bits of a run depend on it; only a new run can
-    change it.
+    """The error suggests memory_limit and threads for a resume. It suggests block_rows only for a new run,
+    because the bits of a run depend on it.
     """
     with (
         pytest.raises(

@@ -63,7 +63,7 @@ def test_the_sum_is_the_same_for_spans_of_any_level(n: int, seed: int, level: in
 def test_the_sum_is_the_same_for_spans_of_mixed_levels(n: int, seed: int, data: st.DataObject) -> None:
     """Some spans (row ranges of tasks) have several leaves (fixed ranges of rows) and others have one.
 
-    Spans differ in size if only half of the rows of a task are computed again.
+    Spans differ in size if only some of the rows of a task are computed again.
     """
     grid = RowGrid(n, 1, 1)
     leaves, reducer = make_leaves(n, seed), TreeReducer(grid)
@@ -80,7 +80,7 @@ def test_the_sum_is_the_same_for_spans_of_mixed_levels(n: int, seed: int, data: 
 def test_the_sum_of_chains_is_the_same_for_any_division(n: int, seed: int, data: st.DataObject) -> None:
     """Each worker merges its chains (parts of a minibatch); the total does not depend on this division.
 
-    Records of single rows are concatenated.
+    Records that follow the sums, up to three numbers per chain, are concatenated.
     """
     tree, leaves = PairTree(n), make_leaves(n, seed)
     counts = data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))

@@ -1,4 +1,4 @@
-"""A fit that is interrupted or killed, or whose disk is full, at any moment resumes with the same bits."""
+"""A resumed batch fit has the bits of an uninterrupted one, after an interrupt, a kill or a full disk."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def use_leaf_spans(stage: Any, workers: int, task_seconds: float = 0.0) -> list[
 
 
 @pytest.mark.parametrize("jobs", [2, 3])
-def test_a_resume_with_another_number_of_threads_changes_no_bit(
+def test_a_resume_with_any_number_of_threads_changes_no_bit(
     toy: Toy, uninterrupted: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
     monkeypatch.setattr(loop, "Progress", EverySpan)
@@ -126,7 +126,7 @@ def test_a_resume_with_another_number_of_threads_changes_no_bit(
         np.testing.assert_array_equal(result.state["trail"], uninterrupted)
 
 
-def test_finished_spans_of_another_level_are_used_or_recomputed(
+def test_a_resume_with_spans_of_another_level_changes_no_bit(
     toy: Toy, uninterrupted: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resume with another number of workers would choose other spans (row ranges of tasks).

@@ -24,12 +24,12 @@ from scalelatent.kernels.streams import draw_seed, resolve_seed, stream
 # -- streams of random numbers -------------------------------------------------------------------------------
 
 WORD = st.integers(0, 2**64 - 1)
-PLACE = st.tuples(
+STREAM_ARGUMENTS = st.tuples(
     WORD, st.sampled_from(["start", "data", "noise"]), WORD, WORD
 )  # fmt: skip
 
 
-@given(PLACE, PLACE)
+@given(STREAM_ARGUMENTS, STREAM_ARGUMENTS)
 def test_streams_repeat_and_differ(a: tuple, b: tuple) -> None:
     first = stream(*a).integers(2**63, size=8)
     np.testing.assert_array_equal(first, stream(*a).integers(2**63, size=8))
@@ -168,7 +168,7 @@ def test_thread_pools_have_one_thread_inside_and_are_restored() -> None:
 
 
 def run_single_threaded(work: Any) -> tuple[threading.Thread, threading.Event, threading.Event]:
-    """Run a thread inside ``single_threaded``; return the thread and two events.
+    """Run a thread inside the context ``work()``; return the thread and two events.
 
     The first event is set when the thread has entered; setting the second event lets the thread leave.
     """
@@ -241,7 +241,7 @@ def resolve_in_process(n_jobs: int | None) -> int:
 
 @pytest.mark.parametrize("backend", ["loky", "threading"])
 def test_n_jobs_follows_joblibs_nesting(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inside a grid search with n_jobs=-1, which already uses all cores, a fit has one thread."""
+    """Inside a parallel search, whose processes already use the cores, a fit has one thread by default."""
     from joblib import Parallel, delayed, parallel_config
 
     with parallel_config(backend=backend, n_jobs=2):

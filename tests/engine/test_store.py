@@ -177,7 +177,7 @@ def test_stored_results_load_and_damaged_ones_count_as_missing(store: EngineStor
     np.testing.assert_array_equal(store.load_result("moments")["v"], np.arange(3.0))
     path = store.folder / "result-moments.rec"
     path.write_bytes(path.read_bytes()[:-1])
-    assert store.load_result("moments") is None  # A damaged result counts as missing.
+    assert store.load_result("moments") is None
 
 
 def test_history_is_cut_back_to_the_state(store: EngineStore) -> None:

@@ -1,4 +1,4 @@
-"""Events report a span (row range of a task) whose workers died, and workers on which a span hung."""
+"""Events report a span (row range of a task) whose workers died; suspected workers pause for a while."""
 
 from __future__ import annotations
 

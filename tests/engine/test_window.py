@@ -141,7 +141,7 @@ def test_short_items_are_sent_many_at_once_up_to_the_queue_limit(costs: Costs, f
 
 # -- workers of unequal speed --------------------------------------------------------------------------------
 
-SHORTEST = 0.03
+SHORTEST_SECONDS = 0.03
 POOLS = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1.0, 1.5, 2.0, 5.0, 20.0, 50.0])), min_size=1,
                  max_size=8)  # fmt: skip
 
@@ -151,23 +151,23 @@ class SimulatedPool:
 
     def __init__(
         self,
-        leaves: int,
+        n_leaves: int,
         workers: list[tuple[int, float]],
         seconds: float,
         assumed_speeds: Any = None,
         level: int = 9,
     ) -> None:
-        self.grid = RowGrid(leaves, 1, 1)
+        self.grid = RowGrid(n_leaves, 1, 1)
         self.threads = {f"w{i}": threads for i, (threads, _) in enumerate(workers)}
         self.speeds = {f"w{i}": speed for i, (_, speed) in enumerate(workers)}
         self.capacity = sum(threads * speed for threads, speed in workers)
         # Seconds of a leaf (range of rows) at speed 1. If all workers are busy, a pass takes ``seconds``.
-        self.leaf = seconds * self.capacity / leaves
+        self.leaf = seconds * self.capacity / n_leaves
         level = min(level, self.grid.depth)
         spans = [Span("train", level, i) for i in range(self.grid.n_nodes(level))]
         speeds = assumed_speeds or self.speeds
         costs = Costs(
-            self.work, True, 1e9, lambda threads: speeds, lambda s: split_span(s, self.grid), SHORTEST
+            self.work, True, 1e9, lambda threads: speeds, lambda s: split_span(s, self.grid), SHORTEST_SECONDS
         )
         self.window = Window(self.threads, spans, self.send, costs)
         self.free = {w: [0.0] * n for w, n in self.threads.items()}
@@ -219,13 +219,13 @@ class SimulatedPool:
 
 @given(st.integers(1, 400), POOLS, st.sampled_from([0.1, 0.7, 3.0, 40.0, 900.0]), st.integers(0, 9))
 def test_every_leaf_is_computed_once_in_nearly_the_best_time(
-    leaves: int, workers: list[tuple[int, float]], seconds: float, level: int
+    n_leaves: int, workers: list[tuple[int, float]], seconds: float, level: int
 ) -> None:
-    pool = SimulatedPool(leaves, workers, seconds, level=level)
+    pool = SimulatedPool(n_leaves, workers, seconds, level=level)
     end = pool.run()
     there = [leaf for span, _ in pool.given for leaf in pool.grid.node_leaves(span.level, span.index)]
-    assert sorted(there) == list(range(leaves))
-    finest = max(SHORTEST, seconds / 128)
+    assert sorted(there) == list(range(n_leaves))
+    finest = max(SHORTEST_SECONDS, seconds / 128)
     assert end <= 1.15 * pool.shortest_seconds() + finest + pool.leaf / max(pool.speeds.values())
     assert pool.window.seconds == pytest.approx(0.0, abs=1e-6 * seconds)
     if seconds <= AT_ONCE:
@@ -233,7 +233,7 @@ def test_every_leaf_is_computed_once_in_nearly_the_best_time(
 
 
 @pytest.mark.parametrize("seconds", [1.0, 5.0, 60.0])
-def test_a_gpu_worker_never_waits_for_cpu_workers(seconds: float) -> None:
+def test_a_gpu_worker_hardly_waits_for_cpu_workers(seconds: float) -> None:
     """Every message of a worker reaches the process of the fit 30 ms late."""
     pool = SimulatedPool(1000, [(1, 1.0)] * 3 + [(1, 20.0)], seconds)
     assert pool.run(latency=0.03) < 1.03 * seconds
@@ -255,7 +255,7 @@ def test_a_worker_that_would_end_last_gets_nothing() -> None:
     assert {worker for _, worker in pool.given} == {"w1"}
 
 
-def test_all_threads_of_a_worker_are_busy_for_any_span_length() -> None:
+def test_all_threads_of_a_worker_are_busy() -> None:
     pool = SimulatedPool(64, [(4, 1.0), (4, 1.0)], 1000.0)
     assert pool.run(latency=0.1) < 1.01 * 1000.0
 

@@ -1,9 +1,9 @@
 """Each fault of a disk is injected into a fit of each model.
 
-The result is the same bits, or one line that names the fault. A row of the table is a fault, the place of
-the fault, a function that damages the run folder or the dataset of an interrupted fit, and the expected
-result: "same bits" after a resume, or words of the refusal. Killed processes are rows of the table, too
-(slow tests). The tests in `tests/cluster` kill more processes, also on clusters.
+The result is the same bits, or one line that names the fault. A row of the table is a fault, the file
+or moment of the fault, a function that damages the run folder or the dataset of an interrupted fit, and the
+expected result: "same bits" after a resume, or words of the refusal. Killed processes are rows of the table,
+too (slow tests). The tests in `tests/cluster` kill more processes, also on clusters.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "search apart": lambda: sl.Search(MODELS["mbn"](), {"k1": [10, 20]}, cv=2),
 }
-# Batch learning of compositional networks stores the messages of each leaf (50 rows) in the run folder.
+# Batch learning of compositional networks stores messages of each leaf (range of 50 rows) in the run folder.
 ENGINE: dict[str, dict[str, Any]] = {"hcn": {"leaf_rows": 50}}
 # (hook, n): call n of this hook, counted from 0, interrupts the fit, with work before and after the call.
 STOPS = {
@@ -134,17 +134,17 @@ def replace_by_looping_link(path: Path) -> None:
     path.symlink_to(path.name)
 
 
-def copy_other(place: FitFiles, key: str) -> None:
+def copy_other(files: FitFiles, key: str) -> None:
     """Replace the files below ``key`` of the dataset by files of another dataset of the same shape."""
-    ds = sl.open_dataset(place.data)
+    ds = sl.open_dataset(files.data)
     other = sl.Dataset.from_arrays(1 - ds.read_x(0, len(ds)), ds.read_y(0, len(ds)))
-    other.save(place.data.with_name("other"), chunk_rows=25, shard_rows=50)
-    shutil.copytree(place.data.with_name("other") / key, place.data / key, dirs_exist_ok=True)
+    other.save(files.data.with_name("other"), chunk_rows=25, shard_rows=50)
+    shutil.copytree(files.data.with_name("other") / key, files.data / key, dirs_exist_ok=True)
 
 
-def append_rows_to(place: FitFiles) -> None:
-    ds = sl.open_dataset(place.data)
-    append_rows(place.data, ds[:60])
+def append_rows_to(files: FitFiles) -> None:
+    ds = sl.open_dataset(files.data)
+    append_rows(files.data, ds[:60])
 
 
 BETWEEN, WITHIN_A_RENAME = "between two passes", "a record half in its place"
@@ -172,12 +172,12 @@ def fit_and_die(model: str, data: str, run: str, where: str) -> None:
     hook, count = STOPS[model]
     callbacks, records, replace = [], [], os.replace
 
-    def replace_or_die(source: Any, place: Any) -> None:
-        if Path(place).suffix == ".rec" and Path(place).name.startswith(STATES):
-            records.append(place)
+    def replace_or_die(source: Any, target: Any) -> None:
+        if Path(target).suffix == ".rec" and Path(target).name.startswith(STATES):
+            records.append(target)
             if len(records) == 2:
                 die_now()
-        replace(source, place)
+        replace(source, target)
 
     if where == BETWEEN:
         callbacks.append(KillAt(count, hook))
@@ -189,26 +189,26 @@ def fit_and_die(model: str, data: str, run: str, where: str) -> None:
 
 Row = tuple[str, str, Callable[[FitFiles], Any], str]
 FAULTS: list[Row] = [
-    ("none", "between two passes", lambda place: None, "same bits"),
-    ("torn file", "newest record", lambda place: cut_in_half(place.newest), "same bits"),
-    ("flipped bit", "newest record", lambda place: flip_bit(place.newest), "same bits"),
-    ("zero bytes", "newest record", lambda place: make_empty(place.newest), "same bits"),
-    ("lost file", "newest record", lambda place: place.newest.unlink(), "same bits"),
-    ("moved", "run folder", lambda place: None, "same bits"),
-    ("zero bytes", "identity.json", lambda place: make_empty(place.identity), "identity.json is damaged"),
-    ("null", "identity.json", lambda place: place.identity.write_text("null"), "identity.json is damaged"),
-    ("lost file", "shard", lambda place: place.shard.unlink(), "x/c/"),
-    ("torn file", "shard", lambda place: cut_in_half(place.shard), "x/c/"),
-    ("flipped bit", "shard", lambda place: flip_bit(place.shard), "x/c/"),
-    ("zero bytes", "shard", lambda place: make_empty(place.shard), "x/c/"),
-    ("FIFO", "shard", lambda place: replace_by_fifo(place.shard), "x/c/"),
-    ("folder", "shard", lambda place: replace_by_folder(place.shard), "x/c/"),
-    ("looping link", "shard", lambda place: replace_by_looping_link(place.shard), "x/c/"),
-    ("another dataset's", "shard", lambda place: copy_other(place, "x/c"), "came from another dataset"),
-    ("another dataset's", "table of digests", lambda place: copy_other(place, "digest"), "table of digests"),
-    ("another dataset's", "table of checksums", lambda place: copy_other(place, "crc"), "table of checksums"),
-    ("more rows", "dataset", lambda place: append_rows_to(place), "same bits"),
-    ("lost folder", "dataset", lambda place: shutil.rmtree(place.data), "d.zarr"),
+    ("none", "between two passes", lambda files: None, "same bits"),
+    ("torn file", "newest record", lambda files: cut_in_half(files.newest), "same bits"),
+    ("flipped bit", "newest record", lambda files: flip_bit(files.newest), "same bits"),
+    ("zero bytes", "newest record", lambda files: make_empty(files.newest), "same bits"),
+    ("lost file", "newest record", lambda files: files.newest.unlink(), "same bits"),
+    ("moved", "run folder", lambda files: None, "same bits"),
+    ("zero bytes", "identity.json", lambda files: make_empty(files.identity), "identity.json is damaged"),
+    ("null", "identity.json", lambda files: files.identity.write_text("null"), "identity.json is damaged"),
+    ("lost file", "shard", lambda files: files.shard.unlink(), "x/c/"),
+    ("torn file", "shard", lambda files: cut_in_half(files.shard), "x/c/"),
+    ("flipped bit", "shard", lambda files: flip_bit(files.shard), "x/c/"),
+    ("zero bytes", "shard", lambda files: make_empty(files.shard), "x/c/"),
+    ("FIFO", "shard", lambda files: replace_by_fifo(files.shard), "x/c/"),
+    ("folder", "shard", lambda files: replace_by_folder(files.shard), "x/c/"),
+    ("looping link", "shard", lambda files: replace_by_looping_link(files.shard), "x/c/"),
+    ("another dataset's", "shard", lambda files: copy_other(files, "x/c"), "came from another dataset"),
+    ("another dataset's", "table of digests", lambda files: copy_other(files, "digest"), "table of digests"),
+    ("another dataset's", "table of checksums", lambda files: copy_other(files, "crc"), "table of checksums"),
+    ("more rows", "dataset", lambda files: append_rows_to(files), "same bits"),
+    ("lost folder", "dataset", lambda files: shutil.rmtree(files.data), "d.zarr"),
 ]  # fmt: skip
 
 
@@ -221,7 +221,7 @@ def rows() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, rows: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> FitFiles:
+def files(tmp_path: Path, rows: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> FitFiles:
     # Without a cache, each pass reads the rows again, so a damaged file is noticed.
     monkeypatch.setattr(inprocess, "shared_cache", lambda *_: cache.PieceCache(0))
     return FitFiles(data=tmp_path / "d.zarr", run=tmp_path / "run")
@@ -236,23 +236,23 @@ def uninterrupted(
 
     def outputs(model: str) -> Any:
         if model not in made:
-            place = FitFiles(data=tmp_path_factory.mktemp("whole") / "d.zarr")
-            made[model] = compute_outputs(model, _fit(model, place, rows), rows)
+            files = FitFiles(data=tmp_path_factory.mktemp("whole") / "d.zarr")
+            made[model] = compute_outputs(model, _fit(model, files, rows), rows)
         return made[model]
 
     return outputs
 
 
-def _save(model: str, place: FitFiles, rows: tuple[np.ndarray, np.ndarray]) -> None:
+def _save(model: str, files: FitFiles, rows: tuple[np.ndarray, np.ndarray]) -> None:
     x, y = rows
-    sl.Dataset.from_arrays(x, x if model == "crbm" else y).save(place.data, chunk_rows=25, shard_rows=50)
+    sl.Dataset.from_arrays(x, x if model == "crbm" else y).save(files.data, chunk_rows=25, shard_rows=50)
 
 
-def _fit(model: str, place: FitFiles, rows: tuple[np.ndarray, np.ndarray], **options: Any) -> Any:
-    if not place.data.exists() and not options.get("resume"):
-        _save(model, place, rows)
+def _fit(model: str, files: FitFiles, rows: tuple[np.ndarray, np.ndarray], **options: Any) -> Any:
+    if not files.data.exists() and not options.get("resume"):
+        _save(model, files, rows)
     engine = {**ENGINE.get(model, {}), **options.pop("engine", {})}
-    return MODELS[model]().fit(sl.open_dataset(place.data), engine=engine, **options)
+    return MODELS[model]().fit(sl.open_dataset(files.data), engine=engine, **options)
 
 
 def compute_outputs(model: str, fitted: Any, rows: tuple[np.ndarray, np.ndarray]) -> Any:
@@ -264,29 +264,29 @@ def compute_outputs(model: str, fitted: Any, rows: tuple[np.ndarray, np.ndarray]
     ("fault", "where", "damage", "outcome"), FAULTS, ids=[f"{r[0]}-{r[1]}" for r in FAULTS]
 )
 def test_a_fault_after_an_interrupt_gives_the_declared_result(
-    fault: str, where: str, damage: Callable[[FitFiles], Any], outcome: str, model: str, place: FitFiles,
+    fault: str, where: str, damage: Callable[[FitFiles], Any], outcome: str, model: str, files: FitFiles,
     rows: tuple[np.ndarray, np.ndarray], uninterrupted: Callable[[str], Any], record_property: Any,
 ) -> None:  # fmt: skip
     for name, value in {"fault": fault, "model": model, "where": where}.items():
         record_property(name, value)
     hook, count = STOPS[model]
     if where == "shard" and model == "mbn":
-        count = 0  # Interrupt it earlier, because it reads rows only in its first layer.
+        count = 0  # Interrupt the network earlier: it reads rows only in its first layer.
     with pytest.raises(KeyboardInterrupt):
-        _fit(model, place, rows, run_dir=place.run, callbacks=[InterruptAt(count, hook)])
-    damage(place)
+        _fit(model, files, rows, run_dir=files.run, callbacks=[InterruptAt(count, hook)])
+    damage(files)
     if fault == "moved":
-        place.run = place.run.rename(place.run.with_name("elsewhere"))
+        files.run = files.run.rename(files.run.with_name("elsewhere"))
     if outcome == "same bits":
-        resumed = _fit(model, place, rows, run_dir=place.run, resume=True)
+        resumed = _fit(model, files, rows, run_dir=files.run, resume=True)
         np.testing.assert_array_equal(compute_outputs(model, resumed, rows), uninterrupted(model))
         record_property("outcome", "same bits")
         return
     with pytest.raises(ScalelatentError) as refused:
-        _fit(model, place, rows, run_dir=place.run, resume=True)
+        _fit(model, files, rows, run_dir=files.run, resume=True)
     message = str(refused.value)
     assert outcome in message
-    assert str(place.data.parent) in message
+    assert str(files.data.parent) in message
     assert "\n" not in message
     record_property("outcome", f"refused: …{outcome}…")
 
@@ -295,17 +295,17 @@ def test_a_fault_after_an_interrupt_gives_the_declared_result(
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("where", [BETWEEN, WITHIN_A_RENAME])
 def test_a_killed_process_resumes_to_the_same_bits(
-    model: str, where: str, place: FitFiles, rows: tuple[np.ndarray, np.ndarray],
+    model: str, where: str, files: FitFiles, rows: tuple[np.ndarray, np.ndarray],
     uninterrupted: Callable[[str], Any], record_property: Any,
 ) -> None:  # fmt: skip
     for name, value in {"fault": "SIGKILL", "model": model, "where": where}.items():
         record_property(name, value)
-    _save(model, place, rows)
-    child = [sys.executable, "-c", CHILD_PROGRAM, model, str(place.data), str(place.run), where]
+    _save(model, files, rows)
+    child = [sys.executable, "-c", CHILD_PROGRAM, model, str(files.data), str(files.run), where]
     ended = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert place.newest.exists()
-    resumed = _fit(model, place, rows, run_dir=place.run, resume=True, engine=CHECKPOINT_EACH_PASS)
+    assert files.newest.exists()
+    resumed = _fit(model, files, rows, run_dir=files.run, resume=True, engine=CHECKPOINT_EACH_PASS)
     np.testing.assert_array_equal(compute_outputs(model, resumed, rows), uninterrupted(model))
     record_property("outcome", "same bits")
 
@@ -331,15 +331,15 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, after: int) -> Iterator[None]:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("after", [0, 2, 5])
 def test_a_fit_resumes_after_a_full_disk(
-    model: str, after: int, place: FitFiles, rows: tuple[np.ndarray, np.ndarray],
+    model: str, after: int, files: FitFiles, rows: tuple[np.ndarray, np.ndarray],
     uninterrupted: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, record_property: Any,
 ) -> None:  # fmt: skip
     for name, value in {"fault": "full disk", "model": model, "where": f"write {after + 1}"}.items():
         record_property(name, value)
-    _save(model, place, rows)
+    _save(model, files, rows)
     ended = pytest.raises(ScalelatentError, match="[Nn]o space left|disk is full")
     with fill_disk(monkeypatch, after), ended:
-        _fit(model, place, rows, run_dir=place.run)
-    resumed = _fit(model, place, rows, run_dir=place.run, resume=True)
+        _fit(model, files, rows, run_dir=files.run)
+    resumed = _fit(model, files, rows, run_dir=files.run, resume=True)
     np.testing.assert_array_equal(compute_outputs(model, resumed, rows), uninterrupted(model))
     record_property("outcome", "same bits")

@@ -2,7 +2,7 @@
 
     python -m tests.formats.write FOLDER
 
-The files are a dataset, a saved model of each kind, and run folders of interrupted fits with the results
+The files are a dataset, saved models, and run folders of interrupted fits with the results
 that these fits would have had. ``version_0_1_0.zip`` was written by 0.1.0, before modules moved to their
 present places.
 """
@@ -80,8 +80,8 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        write(Path(place))
+    with tempfile.TemporaryDirectory() as temporary:
+        write(Path(temporary))
         shutil.make_archive(
-            str(Path(sys.argv[1]) / f"version_{sl.__version__.replace('.', '_')}"), "zip", place
+            str(Path(sys.argv[1]) / f"version_{sl.__version__.replace('.', '_')}"), "zip", temporary
         )

@@ -1,4 +1,4 @@
-"""Corrupted and clean images have one order, exact amounts of corruption, and allowed bases only."""
+"""Corrupted and clean images have the same order, exact amounts of corruption, and allowed bases only."""
 
 from __future__ import annotations
 
@@ -77,21 +77,21 @@ def test_all_positions_of_a_patch_are_equally_frequent() -> None:
     assert np.abs(corner[1] - 12_000 / 9).max() < 200
 
 
-DRAWN = ["bordered-digits", "patched-digits", "gridded-digits", "cluttered-digits", "deleted-digits"]
+DRAWN_KINDS = ["bordered-digits", "patched-digits", "gridded-digits", "cluttered-digits", "deleted-digits"]
 
 
-def find_changed_pixels(tmp_path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Corrupt 400 images of zeros and 400 of ones in the same way, and return both, as bits."""
+def corrupt_blank_images(tmp_path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Corrupt 400 images of value 0 and 400 of value 255 in the same way, and return both, as bits."""
     made = []
     for value in (0, 255):
-        place = tmp_path / f"{value}"
-        Dataset.from_arrays(np.full((400, 12, 15), value, np.uint8)).save(place, overwrite=True)
-        made.append(read_rows(make_corrupted(tmp_path / "x", kind, base=place, overwrite=True, **options)[0]))
+        blank = tmp_path / f"{value}"
+        Dataset.from_arrays(np.full((400, 12, 15), value, np.uint8)).save(blank, overwrite=True)
+        made.append(read_rows(make_corrupted(tmp_path / "x", kind, base=blank, overwrite=True, **options)[0]))
     return made[0], made[1]
 
 
 def test_borders_have_widths_within_the_limit(tmp_path: Path) -> None:
-    drawn, whole = find_changed_pixels(tmp_path, "bordered-digits", width=3)
+    drawn, whole = corrupt_blank_images(tmp_path, "bordered-digits", width=3)
     assert (whole == 1).all()
     widths = set()
     for image in drawn:
@@ -104,7 +104,7 @@ def test_borders_have_widths_within_the_limit(tmp_path: Path) -> None:
 
 
 def test_patches_contain_random_pixels(tmp_path: Path) -> None:
-    low, high = find_changed_pixels(
+    low, high = corrupt_blank_images(
         tmp_path, "patched-digits", patch=(6, 7)
     )  # A patch of 42 pixels needs more random bits than one draw has.
     hidden = low == high
@@ -117,7 +117,7 @@ def test_patches_contain_random_pixels(tmp_path: Path) -> None:
 
 
 def test_grids_have_lines_at_the_pitch(tmp_path: Path) -> None:
-    drawn, whole = find_changed_pixels(tmp_path, "gridded-digits", pitch=4)
+    drawn, whole = corrupt_blank_images(tmp_path, "gridded-digits", pitch=4)
     assert (whole == 1).all()
     for image in drawn:
         rows, columns = np.flatnonzero(image.all(axis=1)), np.flatnonzero(image.all(axis=0))
@@ -128,7 +128,7 @@ def test_grids_have_lines_at_the_pitch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [1, 2])
 def test_lines_cross_the_image(tmp_path: Path, lines: int) -> None:
-    drawn, whole = find_changed_pixels(tmp_path, "cluttered-digits", lines=lines)
+    drawn, whole = corrupt_blank_images(tmp_path, "cluttered-digits", lines=lines)
     assert (whole == 1).all()
     for image in drawn:
         assert image.any(axis=1).all() or image.any(axis=0).all()
@@ -139,16 +139,16 @@ def test_lines_cross_the_image(tmp_path: Path, lines: int) -> None:
 
 
 def test_rows_columns_and_pixels_are_deleted(tmp_path: Path) -> None:
-    low, high = find_changed_pixels(tmp_path, "deleted-digits", share=0, lines=1)
+    low, high = corrupt_blank_images(tmp_path, "deleted-digits", share=0, lines=1)
     assert not low.any()
     gone = {(tuple(np.flatnonzero(~i.any(axis=1))), tuple(np.flatnonzero(~i.any(axis=0)))) for i in high}
     assert gone == {((row,), ()) for row in range(12)} | {((), (column,)) for column in range(15)}
     assert set((1 - high).sum(axis=(1, 2))) == {12, 15}
-    _, high = find_changed_pixels(tmp_path, "deleted-digits", share=0.2, lines=0)
+    _, high = corrupt_blank_images(tmp_path, "deleted-digits", share=0.2, lines=0)
     assert set((1 - high).sum(axis=(1, 2))) == {36}
 
 
-@pytest.mark.parametrize("kind", ["noisy-digits", "occluded-digits", *DRAWN])
+@pytest.mark.parametrize("kind", ["noisy-digits", "occluded-digits", *DRAWN_KINDS])
 def test_grey_values_are_kept(tmp_path: Path, kind: str) -> None:
     Dataset.from_arrays(IMAGES[:300], LABELS[:300]).save(tmp_path / "base")
     from_grey, clean = make_corrupted(
@@ -166,7 +166,7 @@ def test_grey_values_are_kept(tmp_path: Path, kind: str) -> None:
     np.testing.assert_array_equal(read_rows(binary)[at], BITS[:300][at])
 
 
-@pytest.mark.parametrize("kind", DRAWN)
+@pytest.mark.parametrize("kind", DRAWN_KINDS)
 def test_a_row_is_a_function_of_its_number(tmp_path: Path, kind: str) -> None:
     many, _ = make_corrupted(
         tmp_path / "m", kind, base_rows=(0, 100), rows=3000, patch=(3, 3), shard_rows=700

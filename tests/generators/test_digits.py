@@ -78,7 +78,7 @@ def test_the_compiled_kernel_equals_its_reference() -> None:
 
 
 def test_tangents_are_derivatives_of_the_smoothed_image() -> None:
-    """If all pixels move by 1 along an axis, an image changes by its derivative, as scipy computes it."""
+    """If all pixels move by 1 along an axis, an image changes by the derivative of its smoothed version."""
     ndimage = pytest.importorskip("scipy.ndimage")
     image = np.zeros((1, 16, 16), np.uint8)
     image[0, 4:12, 5:10] = 90
@@ -171,7 +171,7 @@ def test_the_bits_do_not_depend_on_shards_threads_and_processes(tmp_path: Path) 
     assert read_files(DatasetWriter.attach(tmp_path / "3").finalize()) == read_files(one)
 
 
-_SLOW = """
+SLOW_PROGRAM = """
 import sys, time
 import scalelatent.generators.digits as digits
 import scalelatent.generators.make as make
@@ -186,7 +186,7 @@ digits.make_digits(sys.argv[1], 6000, shard_rows=250, n_jobs=2)
 
 def test_resume_after_kill_gives_the_same_dataset(tmp_path: Path) -> None:
     target = tmp_path / "killed"
-    process = subprocess.Popen([sys.executable, "-c", _SLOW, str(target)])
+    process = subprocess.Popen([sys.executable, "-c", SLOW_PROGRAM, str(target)])
     deadline = time.monotonic() + 60
     while len(list(target.glob("_shards/*.json"))) < 4:
         assert time.monotonic() < deadline
@@ -226,7 +226,7 @@ def test_progress_rises_to_the_number_of_rows(tmp_path: Path) -> None:
     assert [c[0] for c in calls] == sorted(c[0] for c in calls)
 
 
-def test_failure_in_a_thread_is_raised(tmp_path: Path) -> None:
+def test_a_changed_base_is_refused(tmp_path: Path) -> None:
     make_digits(tmp_path / "base", 500)
     from scalelatent.data import create_dataset
 

@@ -216,7 +216,7 @@ def test_indices_out_of_range_are_refused() -> None:
     assert len(y) == 0
 
 
-def test_the_verb_makes_documents(tmp_path: Path) -> None:
+def test_the_command_makes_documents(tmp_path: Path) -> None:
     base = write_base(tmp_path, np.arange(N) % 3)
     args = ["data", "make", "documents", str(tmp_path / "ds"), "--rows", "90", "--base", str(base)]
     done = CliRunner().invoke(app, [*args, "--seed", "4", "--base-rows", "0:20", "--jobs", "1", "--json"])

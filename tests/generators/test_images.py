@@ -1,4 +1,4 @@
-"""Binary image sets derive images, and the places of their features, from seed and row alone."""
+"""Generated image sets derive images, and the places of their features, from seed and row alone."""
 
 from __future__ import annotations
 

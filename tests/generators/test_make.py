@@ -95,7 +95,7 @@ def test_existing_outputs_are_found_before_rows_are_made(tmp_path: Path) -> None
     assert not (tmp_path / "n.clean").exists()
 
 
-def test_shared_clean_images_are_kept_with_overwrite(tmp_path: Path) -> None:
+def test_overwrite_keeps_shared_clean_images_unless_they_change(tmp_path: Path) -> None:
     def stamps() -> list[int]:
         return [p.stat().st_mtime_ns for p in sorted((tmp_path / "c").rglob("*")) if p.is_file()]
 
@@ -210,9 +210,9 @@ def test_fields_of_large_images_are_made_a_few_at_a_time(monkeypatch: pytest.Mon
         fields.seeded_fields(0, 600, 400)
 
 
-def lose_files(place: Path) -> None:
+def lose_files(folder: Path) -> None:
     """Remove one of the files of rows of a dataset, and truncate another."""
-    files = sorted(p for p in (place / "x").rglob("0") if p.is_file())
+    files = sorted(p for p in (folder / "x").rglob("0") if p.is_file())
     files[1].unlink()
     files[2].write_bytes(files[2].read_bytes()[:-3])
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-_LETTERS = {
+_DTYPES = {
     "f": np.float32,
     "d": np.float64,
     "i": np.int32,
@@ -125,8 +125,8 @@ class Emulated:
         assert len(block) == 1
         assert all(0 < size <= limit for size, limit in zip(grid, (2**31 - 1, 65535), strict=False)), grid
         values: list[Any] = []
-        for place, (argument, letter) in enumerate(zip(arguments, wanted, strict=True)):
-            values.append(_as_c(argument, letter, f"{name}, argument {place}"))
+        for position, (argument, letter) in enumerate(zip(arguments, wanted, strict=True)):
+            values.append(_as_c(argument, letter, f"{name}, argument {position}"))
         return values
 
     def launch(
@@ -154,13 +154,13 @@ class Emulated:
 def _as_c(argument: Any, letter: str, where: str) -> Any:
     if not letter.startswith("P"):
         assert isinstance(argument, np.generic), f"{where}: {type(argument).__name__} is no numpy scalar"
-        assert argument.dtype == _LETTERS[letter], f"{where}: {argument.dtype} for {letter}"
+        assert argument.dtype == _DTYPES[letter], f"{where}: {argument.dtype} for {letter}"
         return np.ctypeslib.as_ctypes_type(argument.dtype)(argument.item())
     if isinstance(argument, np.generic):
         assert argument.dtype == np.uint64, where
         assert argument == 0, where
         return ctypes.c_void_p(None)
     assert isinstance(argument, np.ndarray), f"{where}: {type(argument).__name__} is no array"
-    assert argument.dtype == _LETTERS[letter[1:]], f"{where}: {argument.dtype} for {letter}"
+    assert argument.dtype == _DTYPES[letter[1:]], f"{where}: {argument.dtype} for {letter}"
     assert argument.flags.c_contiguous, f"{where} is not contiguous"
     return ctypes.c_void_p(argument.ctypes.data)

@@ -39,7 +39,7 @@ class OutOfMemoryError(MemoryError):
     """Error of an allocation beyond the limit of the pool (cupy.cuda.memory.OutOfMemoryError)."""
 
 
-_STATUS = {
+_STATUS_TEXTS = {
     1: "cudaErrorInvalidValue: invalid argument",
     2: "cudaErrorMemoryAllocation: out of memory",
     35: "cudaErrorInsufficientDriver",
@@ -51,7 +51,7 @@ class CUDARuntimeError(RuntimeError):
     """Stand-in for cupy.cuda.runtime.CUDARuntimeError."""
 
     def __init__(self, status: int) -> None:
-        super().__init__(_STATUS[status])
+        super().__init__(_STATUS_TEXTS[status])
         self.status = status
 
 
@@ -156,7 +156,7 @@ class _Memory:
         self.write()
 
     def check(self, writes: bool = False) -> None:
-        """Refuse work of this stream that may run before the last write, or before a read if it writes."""
+        """Refuse work of the current stream that may run before the last write, or writes before a read."""
         assert self.device == runtime.getDevice(), "memory of another device"
         stream = get_current_stream()
         ordered = stream._is_ordered_after(self.stream, self.number)

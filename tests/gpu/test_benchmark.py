@@ -52,7 +52,7 @@ sys.meta_path.insert(0, Absent())
 sys.path.insert(0, {benchmarks!r})
 """
 NO_CUPY = "sys.modules['cupy'] = None\n"
-START = """
+START_SCRIPT = """
 script = f"{benchmarks}/gpu_{{sys.argv.pop(1)}}.py"
 sys.argv[0] = script
 runpy.run_path(script, run_name='__main__')
@@ -68,7 +68,7 @@ gpu_emulated.install_stand_in(Path(sys.argv.pop()))
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess:
     environment = dict(os.environ, PYTHONPATH=str(ROOT))
     program = PRELUDE.format(absent=absent(), benchmarks=str(BENCHMARKS)) + code
-    program += START.format(benchmarks=BENCHMARKS)
+    program += START_SCRIPT.format(benchmarks=BENCHMARKS)
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, env=environment)
 
@@ -296,7 +296,7 @@ def test_overlapping_intervals_count_once():
     assert compute_union([(3.0, 4.0), (0.0, 1.0), (0.5, 2.0), (0.6, 0.7)]) == 3.0
 
 
-def test_the_driver_explains_its_use():
+def test_gpu_all_explains_its_use():
     done = subprocess.run(
         ["bash", str(BENCHMARKS / "gpu_all.sh")], capture_output=True, text=True, check=False, timeout=60
     )
@@ -306,7 +306,7 @@ def test_the_driver_explains_its_use():
 
 
 @pytest.mark.parametrize("command", ["check", "measure"])
-def test_the_driver_reports_a_missing_gpu(command, tmp_path):
+def test_gpu_all_reports_a_missing_gpu(command, tmp_path):
     (tmp_path / "cupy.py").write_text("raise ImportError('there is no CuPy here')", encoding="utf-8")
     environment = dict(os.environ, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}", PYTHON=sys.executable)
     command = ["bash", str(BENCHMARKS / "gpu_all.sh"), command, "--out", str(tmp_path / "out")]

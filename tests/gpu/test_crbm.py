@@ -23,17 +23,17 @@ from scalelatent.models.crbm.kernels.inference import MOST_CHAINS
 from scalelatent.models.crbm.kernels.reference import sigmoid
 
 METHODS = ("sum_product", "mixed_product", "max_product", "mean_field")
-KEPT = {"sum_product_kept", "max_product_kept", "sum_product_held_kept"}
-CHAINS = {"positive", "negative", "chain_weights", "chain_biases"}
-STEPS = {"ascend", "ascend_outer", "ascend_biases"}
-NAMES = {
+KEPT_KERNELS = {"sum_product_kept", "max_product_kept", "sum_product_held_kept"}
+CHAIN_KERNELS = {"positive", "negative", "chain_weights", "chain_biases"}
+STEP_KERNELS = {"ascend", "ascend_outer", "ascend_biases"}
+KERNELS = {
     *METHODS,
     *(f"{method}_cluster" for method in METHODS),
-    *KEPT,
+    *KEPT_KERNELS,
     "add_pairs_f4",
     "add_pairs_f8",
-    *CHAINS,
-    *STEPS,
+    *CHAIN_KERNELS,
+    *STEP_KERNELS,
 }
 
 
@@ -133,7 +133,7 @@ def check_pairs(gpu, v: int, h: int, rows: int, tol: float | None, dtype: str, s
 
 def test_the_cuda_file_declares_its_kernels(load_helper) -> None:
     text = Kernels("scalelatent.models.crbm.kernels", 256).text
-    assert set(load_helper("emulation").kernel_names(text)) == {f"crbm_{name}" for name in NAMES}
+    assert set(load_helper("emulation").kernel_names(text)) == {f"crbm_{name}" for name in KERNELS}
 
 
 def test_launches_and_cuda_file_agree_on_block_sizes(emulated_gpu):
@@ -173,7 +173,7 @@ def test_emulated_clusters_equal_the_reference(clustered, method, v, h, scale):
     """Eight thread blocks compute one graph; in some cases a block has no unit of the graph."""
     check_beliefs(clustered, method, v, h, 2, scale, None)
     check_beliefs(clustered, method, v, h, 3, scale, 1e-2)
-    keeps = clustered.way == "kept" and f"{method}_kept" in KEPT
+    keeps = clustered.way == "kept" and f"{method}_kept" in KEPT_KERNELS
     assert clustered.launched() == {"kept" if keeps else "cluster"}
 
 

@@ -1,4 +1,4 @@
-"""The CUDA files compile for the supported GPUs, by NVRTC as in CuPy, and by nvcc; no device is needed."""
+"""The CUDA files compile for the supported GPUs by NVRTC, and that of capsules by nvcc, without a device."""
 
 from __future__ import annotations
 

@@ -482,9 +482,7 @@ def test_a_whole_fit_equals_the_hosts(fake, stored):
 
 @pytest.mark.parametrize("room", [1, 3])
 def test_a_full_gpu_computes_a_pass_in_halves(fake, room):
-    """A block that does not fit is split in halves: no row counts twice, and sums stay within the stated
-    tolerance.
-    """
+    """A block that does not fit is split in halves: no row counts twice, and sums agree within TOLERANCE."""
     from scalelatent.engine.backend import CupyBackend
     from scalelatent.engine.dask.pools import TOLERANCE
     from scalelatent.engine.passes import PassContext, Span, make_stage
@@ -517,7 +515,7 @@ def test_a_full_gpu_computes_a_pass_in_halves(fake, room):
 
 
 def _choose_blocks(device: str, run_dir=None, resume=False) -> tuple[int, dict]:
-    """Return the rows of a block that a session chooses for a pass over 200,000 rows of 784 bytes."""
+    """Return the block size and the grid that a session chooses for a pass over 200,000 rows of 784 bytes."""
     from scalelatent.estimators.session import FitSession
     from scalelatent.reductions.moments import SecondMoments
 
@@ -536,7 +534,7 @@ def test_blocks_of_passes_suit_gpus_by_default(fake):
 
 
 def test_a_resumed_run_keeps_its_blocks_on_another_device(fake, tmp_path):
-    """The run folder has sums of the first half of a pass, one per leaf (fixed range of rows).
+    """A run folder may have sums of the first half of a pass, one per leaf (fixed range of rows).
 
     The sums depend on the block size, so the resumed half must use the same one.
     """

@@ -53,7 +53,7 @@ def test_no_row_is_active_if_all_are_certain(fake, gpu):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("nu", [0.0, 0.8])
-def test_a_row_that_is_not_finite_changes_only_the_sums(fake, gpu, cases, bad, nu):
+def test_a_row_that_is_not_finite_changes_the_sums_and_no_other_row(fake, gpu, cases, bad, nu):
     case = cases.make_case("d2", 200, nu, "float32")
     names = ("y", "weight", "dims", "labels", "nu", "table")
     good = fake.asarray(case["h"])
@@ -75,7 +75,7 @@ def test_very_long_rows_stay_inside_the_table(fake, gpu, cases, nu):
     cases.check_residuals(gpu, fake.asarray, case)
 
 
-def test_a_class_without_a_label_gives_nan_without_reads_out_of_bounds(fake, gpu):
+def test_an_invalid_class_gives_nan_without_reads_out_of_bounds(fake, gpu):
     h = fake.asarray(np.ones((2, 3), np.float32))
     y = np.array([0, 7, -1], np.int32)
     _, sums = gpu.residuals(

@@ -108,7 +108,7 @@ FAULTS = {
     "misaligned address": "out[0] = reinterpret_cast<double2*>(out + threadIdx.x)->x",
     "no fault": "out[threadIdx.x] = 0.0f",
 }
-DRIVER = f"""
+LAUNCH_PROGRAM = f"""
 import sys, pathlib
 sys.path.insert(0, {str(HERE)!r})
 import numpy as np
@@ -146,7 +146,7 @@ def sanitized(emulation):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_sanitizers_detect_a_fault(sanitized, tmp_path, fault):
     text = f'extern "C" __global__ void __launch_bounds__(THREADS) f(float* out) {{ {FAULTS[fault]}; }}'
-    done = sanitized("-c", DRIVER, text, str(tmp_path))
+    done = sanitized("-c", LAUNCH_PROGRAM, text, str(tmp_path))
     assert fault in done.stdout + done.stderr
     assert (done.returncode == 0) == (fault == "no fault")
 

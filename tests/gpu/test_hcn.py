@@ -137,9 +137,9 @@ def test_chains_are_launched_together(emulated_gpu) -> None:
     before = len(launched)
     check_chains("gpu")
     names = [name for name, _ in launched[before:]]
-    # Each of the two chains of four rows has two minibatches, the chain of five has three.
+    # The two chains of four rows share launches for their two minibatches; the chain of five rows has three.
     assert names.count("hcn_sweep") == 5
-    # Minibatches of two images share a launch, and minibatches of one image share another launch.
+    # The chains of four share one launch; the chain of five has one for two full minibatches and one more.
     assert names.count("hcn_shuffle") == 3
 
 

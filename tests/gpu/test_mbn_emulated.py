@@ -229,8 +229,8 @@ def test_every_kernel_is_launched_with_its_declared_arguments(fake, gpu, emulate
 
 @pytest.mark.parametrize("csr", [False, True])
 @pytest.mark.parametrize("dtype", ["i1", "u1", "u2", "f4", "f8"])
-def test_a_block_is_copied_and_converted_once_for_all_clusterings(fake, dtype, csr):
-    """All clusterings of a layer use one converted copy of the rows, and give the codes of the host."""
+def test_a_block_is_converted_once_for_all_clusterings_of_a_layer(fake, dtype, csr):
+    """The rows of a block are converted once per layer, not per clustering; HostBackend gives equal codes."""
     from scalelatent.contract.learners import Block
     from scalelatent.engine.backend import CupyBackend, HostBackend
     from scalelatent.models.mbn.model.layers import ArraySets, make_layers

@@ -40,15 +40,15 @@ def run(*command: str) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture(params=PARTS)
-def model(request) -> str:
+def model_name(request) -> str:
     if not (ROOT / "benchmarks").exists():
         pytest.skip("benchmarks/ is not part of this copy")
     return request.param
 
 
 @pytest.mark.slow
-def test_without_a_gpu_a_benchmark_reports_it_and_writes_nothing(model, tmp_path):
-    script = ROOT / "benchmarks" / f"gpu_{model}.py"
+def test_without_a_gpu_a_benchmark_reports_it_and_writes_nothing(model_name, tmp_path):
+    script = ROOT / "benchmarks" / f"gpu_{model_name}.py"
     code = f"import sys, runpy; sys.modules['cupy'] = None; sys.argv[0] = {str(script)!r}\n"
     code += (
         f"sys.path.insert(0, {str(script.parent)!r}); runpy.run_path({str(script)!r}, run_name='__main__')"
@@ -60,14 +60,14 @@ def test_without_a_gpu_a_benchmark_reports_it_and_writes_nothing(model, tmp_path
 
 
 @pytest.mark.slow
-def test_a_benchmark_runs_to_its_end(load_helper, model, tmp_path):
+def test_a_benchmark_runs_to_its_end(load_helper, model_name, tmp_path):
     if load_helper("emulation").compiler() is None or not sys.platform.startswith("linux"):
         pytest.skip("the CUDA text on a processor needs a C++ compiler and Linux")
     out = tmp_path / "sub" / "result.json"
-    done = run("-c", STAND_IN, "--out", str(out), "--quick", str(tmp_path), model)
+    done = run("-c", STAND_IN, "--out", str(out), "--quick", str(tmp_path), model_name)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(out.read_text(encoding="utf-8"))
-    assert {"machine", "settings", "checks", "seconds", *PARTS[model]} <= set(result)
+    assert {"machine", "settings", "checks", "seconds", *PARTS[model_name]} <= set(result)
     assert result["finished"]
     assert not result["errors"]
     assert not result["not_run"]

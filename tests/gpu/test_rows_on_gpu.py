@@ -136,7 +136,7 @@ def test_a_gpu_keeps_the_rows_that_fit(fake, monkeypatch):
         assert passes.backend.kept_rows.used == 3 * BLOCK * row_bytes
 
 
-def test_rows_without_memory_for_a_copy_are_copied_as_before(fake, monkeypatch):
+def test_rows_are_copied_from_pageable_memory_if_none_can_be_locked(fake, monkeypatch):
     want = Passes(fake, monkeypatch).run()[0]
     monkeypatch.setattr(backends, "ROWS_SHARE", 0.0)
     passes = Passes(fake, monkeypatch)

@@ -259,7 +259,7 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
     assert counts.measure_second_call(lambda: layer.compute_codes(backend, x, sets, 0, 2)) == expected(group)
     assert counts.copied_bytes == group.copied_bytes
     counts.measure_second_call(lambda: gpu.nearest_codes(x, lists))
-    # A code has two bytes. The functions `earlier_*` describe commit e30a2cb5, where a code had four bytes,
+    # A code has two bytes. The functions `earlier_*` describe an earlier version: a code had four bytes,
     # and each of the two clusterings had a launch and two uploads of its own.
     assert counts.copied_bytes == 2 * 7 * 2
     before, now = (f(7, 6, 4, 8, 2) for f in (model.earlier_mbn_upper_group, model.mbn_upper_group))

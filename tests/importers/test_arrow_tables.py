@@ -257,7 +257,7 @@ def test_files_on_a_web_server_are_refused(tmp_path: Path) -> None:
             run("https://host/x", tmp_path / "ds")
 
 
-def test_the_verb_imports_tables(tmp_path: Path) -> None:
+def test_the_command_imports_tables(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from scalelatent.cli import app

@@ -206,7 +206,7 @@ def test_truncated_and_damaged_archives_are_refused(packed: bool, tmp_path: Path
         assert_refused(tmp_path, short, "short.npz")
 
 
-def test_the_verb_imports_csr_rows(tmp_path: Path) -> None:
+def test_the_command_imports_csr_rows(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "x.npz", make_arrays(X_tf=X.data, y=np.arange(200) % 2))
     args = ["data", "import", "csr", str(path), str(tmp_path / "ds"), "--csr-prefix", "X", "--values", "tf"]
     done = CliRunner().invoke(app, [*args, "--json"])

@@ -236,7 +236,7 @@ def test_bad_npy_files_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
-def test_nan_names_file_row_and_column_and_leaves_nothing(tmp_path: Path, bad: float) -> None:
+def test_the_error_names_the_position_of_nan_or_infinity(tmp_path: Path, bad: float) -> None:
     rows = IMAGES.astype("f4")
     rows[33, 2, 1] = bad
     np.save(tmp_path / "x.npy", rows)

@@ -57,8 +57,8 @@ def test_any_layout_gives_the_same_rows(
         np.testing.assert_array_equal(ds.read_y(0, 53), Y)
 
 
-def test_chunks_that_two_shards_share_are_unpacked_once(tmp_path: Path) -> None:
-    """The chunk cache of the file (4 MiB) holds a row of chunks; chunks that were read whole leave first."""
+def test_files_are_opened_with_a_larger_chunk_cache(tmp_path: Path) -> None:
+    """With a cache of 4 MiB, HDF5 unpacks a chunk once, even if two shards (of 7 rows) share the chunk."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", data=X, chunks=(10, 5, 4))
     with hdf5.open_h5(tmp_path / "a.h5", "HDF5 file") as opened:

@@ -73,7 +73,7 @@ def test_order_and_bits_do_not_depend_on_threads(folder: Path, tmp_path: Path, m
     ("names", "expected", "kind"),
     [(("10", "9", "0"), [0, 9, 10], "u1"), (("-1", "3"), [-1, 3], "i8"), (("00", "01"), ["00", "01"], "U2")],
 )
-def test_classes_are_integers_if_all_folder_names_are(
+def test_classes_are_integers_if_folder_names_are_plain_integers(
     tmp_path: Path, names: tuple[str, ...], expected: list[Any], kind: str
 ) -> None:
     for name in names:
@@ -183,7 +183,7 @@ def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:60])
 
 
-BAD = {
+BAD_IMAGES = {
     "truncated": (_truncate, r"33\.png cannot be read: .*trunc"),
     "empty": (lambda path: path.write_bytes(b""), r"33\.png cannot be read: it is none of BMP, GIF, JPEG"),
     "of another type": (lambda path: path.write_text("hello"), r"33\.png cannot be read: it is none of BMP"),
@@ -198,9 +198,9 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("what", BAD_IMAGES)
 def test_a_bad_image_is_refused_or_skipped(folder: Path, tmp_path: Path, what: str) -> None:
-    spoil, message = BAD[what]
+    spoil, message = BAD_IMAGES[what]
     spoil(folder / "dog" / "33.png")
     with pytest.raises(DataError, match=message) as error:
         import_images(folder, tmp_path / "out", shard_rows=8)

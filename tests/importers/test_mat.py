@@ -83,7 +83,7 @@ def test_rows_and_labels_of_all_versions_are_read(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_kind_of_label_is_read(tmp_path: Path, version: str) -> None:
+def test_numeric_labels_of_every_kind_are_read(tmp_path: Path, version: str) -> None:
     path = save(tmp_path / "a.mat", version, {"x": X, "y": Y[None, :]})
     assert import_mat(path, tmp_path / "row").read_y(0, 31).tolist() == Y.tolist()
     path = save(tmp_path / "a.mat", version, {"x": X, "y": Y[:, None] + 0.5})

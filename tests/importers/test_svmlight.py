@@ -200,7 +200,7 @@ def test_rows_that_the_temporary_folder_cannot_hold_are_refused(
     assert not (tmp_path / "ds").exists()
 
 
-def test_the_verb_imports_svmlight_text(tmp_path: Path) -> None:
+def test_the_command_imports_svmlight_text(tmp_path: Path) -> None:
     (tmp_path / "x.svm").write_bytes(write_text())
     args = ["data", "import", "svmlight", str(tmp_path / "x.svm"), str(tmp_path / "ds"), "--features", "60"]
     done = CliRunner().invoke(app, [*args, "--zero-based", "--json"])

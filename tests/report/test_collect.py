@@ -31,7 +31,7 @@ def test_confusion_matches_predict(digits, architecture):
     assert shown.confusion.error == pytest.approx(1 - found.model.score(found.x, found.y))
 
 
-def test_multiclass_points_are_equation_3_1(digits):
+def test_multiclass_points_are_normalised_latents(digits):
     found = digits(capsule_dim=2, architecture="multiclass")
     shown = collect_report_data(found.model, found.data, sample_rows=60, block_bytes=SMALL_BLOCKS)
     rows = shown.sample.rows
@@ -54,7 +54,7 @@ def test_one_vs_all_points_are_of_each_members_own_class(digits):
         assert points == pytest.approx(psi[:, c], abs=1e-5)
 
 
-def test_prototypes_are_equation_3_2(digits):
+def test_prototypes_have_the_largest_shares_of_squared_latents(digits):
     found = digits(capsule_dim=4, architecture="multiclass")
     shown = collect_report_data(found.model, found.data, block_bytes=SMALL_BLOCKS)
     h = found.model.transform(found.x).astype(float)

@@ -1,4 +1,4 @@
-"""The report of a network with several layers shows its numbers and the data of its figures."""
+"""The report of a compositional network with several layers shows its numbers and the data of its figures."""
 
 from __future__ import annotations
 

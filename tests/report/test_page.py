@@ -18,7 +18,7 @@ from scalelatent.report import build
 from scalelatent.report.build import build_report
 from scalelatent.report.page import count, duration, join_words
 
-VOID = {"meta", "link", "img", "br", "hr", "input"}
+VOID_TAGS = {"meta", "link", "img", "br", "hr", "input"}
 
 
 class PageParser(HTMLParser):
@@ -30,7 +30,7 @@ class PageParser(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
+        if tag not in VOID_TAGS:
             self.open.append(tag)
 
     def handle_endtag(self, tag):
