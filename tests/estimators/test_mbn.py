@@ -1,4 +1,7 @@
-"""Bootstrap networks get the same bits from all inputs and tasks; fits resume, and models are saved."""
+"""A bootstrap network has the same bits for each container of its rows and each division into tasks.
+
+An interrupted fit resumes, and a network can be saved.
+"""
 
 from __future__ import annotations
 
@@ -510,7 +513,7 @@ def test_invalid_rows_are_refused(digits: Any, fit_in_memory: Any, tmp_path: Pat
         make_network().fit(x, validation=(x, digits[1][:100]))
 
 
-def test_a_plan_names_the_parameter_that_does_not_fit(digits: Any) -> None:
+def test_a_plan_has_the_sizes_of_layers_or_names_a_parameter_to_lower(digits: Any) -> None:
     ds = sl.Dataset.from_arrays(digits[0])
     reported = make_network(n_classes=20).plan(ds)
     assert [layer["k"] for layer in reported["layers"].values()] == [300, 150, 75, 37]

@@ -49,7 +49,7 @@ KIND_CASES: dict[str, tuple[Any, dict[str, list[Any]]]] = {
 
 @pytest.fixture
 def rows_by_kind(digits: Arrays, pair: Pair) -> dict[str, Arrays]:
-    """Return rows and labels (for the kind "crbm" inputs and outputs) for a model of each kind."""
+    """Return a dict from the kind of a model to its rows, and its labels, outputs or None."""
     few = digits[0][:200], digits[1][:200] % 4
     images = few[0].reshape(-1, 8, 8) > 7, None
     return {
