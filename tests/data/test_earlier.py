@@ -1,4 +1,4 @@
-"""A dataset can be reopened with the rows that it had before any of its appends."""
+"""A dataset to which rows were appended can be reopened with the rows that it had before each append."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scalelatent report RUN DATA` writes a report of a finished run, with figures computed on rows of DATA."""
+"""`scalelatent report RUN DATA` adds figures of rows of DATA; wrong folders and rows are refused."""
 
 from __future__ import annotations
 

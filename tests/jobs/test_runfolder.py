@@ -1,4 +1,4 @@
-"""A run folder has complete files and one driver (process that runs the fit), and keeps foreign data."""
+"""A run folder has whole files and one driver (process that runs the fit); other folders are refused."""
 
 from __future__ import annotations
 

@@ -105,13 +105,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
 
 
 @pytest.fixture
-def job(workplace: Any, use_fake_estimator: Any) -> Callable[..., Job]:
+def job(job_paths: Any, use_fake_estimator: Any) -> Callable[..., Job]:
     """Return a function that adds callbacks to the job file, and returns the job."""
 
     def make(text: str = 'kind = "mlflow"') -> Job:
-        with workplace.job.open("a") as file:
+        with job_paths.job.open("a") as file:
             file.write(f"\n[[callbacks]]\n{text}\n")
-        return load_job(workplace.job)
+        return load_job(job_paths.job)
 
     return make
 
@@ -292,11 +292,11 @@ def test_mistakes_are_refused_when_the_job_is_read(job: Any, text: str, says: st
         job(text)
 
 
-def test_table_in_place_of_a_list_is_refused(workplace: Any) -> None:
-    with workplace.job.open("a") as file:
+def test_table_in_place_of_a_list_is_refused(job_paths: Any) -> None:
+    with job_paths.job.open("a") as file:
         file.write('\n[callbacks]\nkind = "mlflow"\n')
     with pytest.raises(JobError, match=r"write \[\[callbacks\]\], with two brackets"):
-        load_job(workplace.job)
+        load_job(job_paths.job)
 
 
 def test_without_mlflow_the_run_does_not_start(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:

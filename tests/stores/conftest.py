@@ -1,4 +1,4 @@
-"""Fixtures that start one S3 server per session, and create a bucket for every test."""
+"""Fixtures that start servers imitating S3 and Google's storage, and create an empty bucket for each test."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def gs(monkeypatch: pytest.MonkeyPatch, _google: str) -> Iterator[str]:
 
 @pytest.fixture(params=["disk", "memory", "s3", "gs"])
 def anywhere(request: pytest.FixtureRequest, tmp_path: object) -> str:
-    """Return an unused path or URL: on a disk, in memory, in S3 and in Google's storage."""
+    """Return an unused path or URL; a test runs four times: on a disk, in memory, in S3, in Google's storage."""
     if request.param == "disk":
         return f"{tmp_path}/place"
     if request.param == "memory":

@@ -1,4 +1,4 @@
-"""In an object store, one PUT writes a shard of a dataset, and several ranged requests at once read it."""
+"""In an object store, one PUT writes a shard of a dataset; ranged requests, several at once, read its rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_shard_is_one_put(s3: S3) -> None:
     assert last.endswith("a.zarr/zarr.json")  # This file, written last, completes the dataset.
 
 
-def test_writing_to_an_empty_place_deletes_nothing(s3: S3) -> None:
+def test_writing_to_an_empty_url_deletes_only_markers(s3: S3) -> None:
     save(s3.at("a.zarr"))
     deletes = [path for method, path, _ in s3.door.requests if method == "DELETE" or "?delete" in path]
     assert len(deletes) <= 1, deletes  # One request deletes the markers of shards.

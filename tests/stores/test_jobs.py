@@ -1,4 +1,4 @@
-"""A job with data, run folder and report in an object store has the bits of a job on a disk."""
+"""A job with data, run folder and report in an object store has the bits of a fit on a disk."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def fit(rows: sl.Dataset, **how: Any) -> sl.CapsuleRegression:
 
 @pytest.fixture(scope="module")
 def fit_on_disk(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Fit the model of the job file on rows on a disk; return it with their path as ``place``."""
+    """Fit the model of the job file on rows on a disk; return it with their path as ``rows_url``."""
     folder = tmp_path_factory.mktemp("oracle")
     rows = sl.data.make_digits(str(folder / "train.zarr"), 600, shard_rows=100)
     model = fit(rows)
-    model.place = rows.url  # type: ignore[attr-defined]
+    model.rows_url = rows.url  # type: ignore[attr-defined]
     return model
 
 
@@ -107,7 +107,7 @@ def assert_same_bits(url: str, on_disk: Any) -> None:
 @pytest.mark.slow
 def test_a_job_runs_from_data_to_report_in_a_store(s3: S3, fit_on_disk: Any, tmp_path: Path) -> None:
     base = s3.url
-    error = 1.0 - fit_on_disk.score(sl.open_dataset(fit_on_disk.place)[100:200])
+    error = 1.0 - fit_on_disk.score(sl.open_dataset(fit_on_disk.rows_url)[100:200])
     with s3.door.turning_away(0.04):
         call("data", "make", "digits", f"{base}/train.zarr", "--rows", "600")
         done = call("fit", str(write_job_file(tmp_path, base)))

@@ -64,7 +64,7 @@ def test_a_run_folder_has_one_driver(url: str, place: str, request: pytest.Fixtu
     assert locate(url).keys("lock") == ["000002.json"]
 
 
-def test_one_of_many_processes_gets_the_lease(s3: S3) -> None:
+def test_one_of_many_threads_gets_the_lease(s3: S3) -> None:
     url, won, start = s3.at("run"), [], threading.Barrier(5)
     locate(url).write("lock/000003.json", b'{"released": true}')
 

@@ -138,7 +138,7 @@ def test_the_creator_of_a_file_is_known_if_the_answer_was_lost(s3: S3) -> None:
     assert place.read("lock") == b"mine"
 
 
-def test_one_of_many_processes_creates_a_file(s3: S3) -> None:
+def test_one_of_many_threads_creates_a_file(s3: S3) -> None:
     place = locate(s3.url + "/x")
     won: list[int] = []
     start = threading.Barrier(6)
@@ -316,7 +316,7 @@ def test_requests_to_google_have_a_timeout(monkeypatch: pytest.MonkeyPatch, clos
     assert 0 < limits.sock_read <= 60
 
 
-def test_local_paths_and_file_urls_are_equal() -> None:
+def test_paths_and_file_urls_are_local() -> None:
     assert [is_local(url) for url in ("runs/a", "file:///a", "s3://bucket/a")] == [True, True, False]
     assert locate("memory://trial").at("model.zarr").url == "memory://trial/model.zarr"
 
