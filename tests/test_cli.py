@@ -241,7 +241,7 @@ def test_a_dataset_is_converted(run_command, digits):
     assert run_command("data", "convert", "a.zarr", "d.zarr", "--sparse", "--json").json()["features"] == 16
 
 
-def test_errors_are_one_message(run_command):
+def test_errors_are_one_line(run_command):
     for command in (
         ("fit", "no.toml"),
         ("plan", "no.toml"),

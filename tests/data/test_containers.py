@@ -226,25 +226,19 @@ def test_lists_tensors_and_bools_are_features() -> None:
     np.testing.assert_array_equal(bools.read_x(0, 90), np.c_[flags, ~flags])
 
 
-def make_column_with_null(row: int) -> list[float | None]:
-    return [None if i == row else 1.0 for i in range(9)]
+def make_column(null_row: int) -> list[float | None]:
+    return [None if i == null_row else 1.0 for i in range(9)]
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "null": (
-        lambda: pa.table({"a": np.zeros(9), "b": make_column_with_null(7)}),
-        {},
-        r"row 7, column 'b' is null",
-    ),
+    "null": (lambda: pa.table({"a": np.zeros(9), "b": make_column(7)}), {}, r"row 7, column 'b' is null"),
     "null in a list": (
-        lambda: pa.table(
-            {"a": pa.array([[1.0, v] for v in make_column_with_null(3)], pa.list_(pa.float64(), 2))}
-        ),
+        lambda: pa.table({"a": pa.array([[1.0, v] for v in make_column(3)], pa.list_(pa.float64(), 2))}),
         {},
         r"row 3, column 'a' is null",
     ),
     "null label": (
-        lambda: pa.table({"a": np.zeros(9), "y": pa.array(make_column_with_null(2))}),
+        lambda: pa.table({"a": np.zeros(9), "y": pa.array(make_column(2))}),
         {"label": "y"},
         r"row 2, column 'y' is null",
     ),

@@ -14,11 +14,8 @@ import pytest
 from PIL import Image
 
 MB = 1 << 20
-ROWS, WIDTH = (
-    60_000,
-    784 * 2,
-)  # 60,000 rows of 1568 bytes (uint8) take 90 MB, more than twice MAX_GROWTH_BYTES.
-MAX_GROWTH_BYTES = 40 * MB
+ROWS, WIDTH = 60_000, 784 * 2
+MAX_GROWTH_BYTES = 40 * MB  # 60,000 rows of 1568 bytes (uint8) take 90 MB, more than twice this limit.
 
 _CHILD_PROGRAM = """
 import json, pathlib, resource, sys

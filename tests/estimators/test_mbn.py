@@ -1,7 +1,4 @@
-"""A bootstrap network has the same bits for each container of its rows and each division into tasks.
-
-An interrupted fit resumes, and a network can be saved.
-"""
+"""Bootstrap networks have the same bits for any container of rows and division into tasks; fits resume."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_suspicion_of_a_task_is_reset(watched: SimpleNamespace) -> None:
     assert hooks.reset_suspicion(watched.scheduler, "no such task") is False
 
 
-def test_span_gets_a_last_retry(watched: SimpleNamespace, warnings_of_hooks: Any) -> None:
+def test_running_spans_are_listed_and_bound(watched: SimpleNamespace, warnings_of_hooks: Any) -> None:
     import dask
 
     (worker,) = hooks.loads(watched.scheduler)
@@ -129,7 +129,7 @@ def test_span_gets_a_last_retry(watched: SimpleNamespace, warnings_of_hooks: Any
     assert warnings_of_hooks() == []
 
 
-def test_running_tasks_of_a_worker_are_listed(watched: SimpleNamespace, warnings_of_hooks: Any) -> None:
+def test_running_tasks_of_a_worker_are_counted(watched: SimpleNamespace, warnings_of_hooks: Any) -> None:
     from scalelatent.engine.dask.trial import count_running_tasks
 
     def busy(dask_worker: Any = None) -> int:
@@ -307,12 +307,12 @@ def _owner(node: ast.expr) -> str | None:
 def test_no_other_module_uses_private_names_of_dask() -> None:
     package, found = Path(hooks.__file__).parents[2], set()
     for file in package.rglob("*.py"):
-        place = file.relative_to(package).as_posix()
+        path = file.relative_to(package).as_posix()
         # The file hooks.py may use private names of Dask. In board.py, these words name tables of job files.
-        if place in ("engine/dask/hooks.py", "monitor/board.py") or "distributed" not in file.read_text():
+        if path in ("engine/dask/hooks.py", "monitor/board.py") or "distributed" not in file.read_text():
             continue
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             owner = _owner(node.value) if isinstance(node, ast.Attribute) else None
             if owner and node.attr not in f"{DOCUMENTED[owner]} {STEADY[owner]} {PLAIN}".split():
-                found.add((place, owner, node.attr))
+                found.add((path, owner, node.attr))
     assert found == ELSEWHERE

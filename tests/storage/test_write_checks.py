@@ -186,7 +186,7 @@ def test_an_interrupted_replacement_leaves_one_dataset_whole(
             raise PermissionError(13, "Permission denied")
         replace(source, target)
 
-    with monkeypatch.context() as patch:  # The new dataset cannot be moved to its place.
+    with monkeypatch.context() as patch:  # The new dataset cannot be moved to its path.
         patch.setattr(os, "replace", refused)
         with pytest.raises(PermissionError):
             _fill(place, "new")

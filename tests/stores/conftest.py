@@ -111,7 +111,7 @@ def gs(monkeypatch: pytest.MonkeyPatch, _google: str) -> Iterator[str]:
 
 @pytest.fixture(params=["disk", "memory", "s3", "gs"])
 def anywhere(request: pytest.FixtureRequest, tmp_path: object) -> str:
-    """Return an unused path or URL; a test runs four times: on a disk, in memory, in S3, in Google's storage."""
+    """Return an unused path or URL; a test runs on a disk, in memory, in S3 and in Google's storage."""
     if request.param == "disk":
         return f"{tmp_path}/place"
     if request.param == "memory":

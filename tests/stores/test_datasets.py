@@ -1,4 +1,4 @@
-"""In an object store, one PUT writes a shard of a dataset; ranged requests, several at once, read its rows."""
+"""In an object store, one PUT writes a shard of a dataset; ranged requests, several at once, read rows."""
 
 from __future__ import annotations
 
