@@ -557,9 +557,9 @@ def test_a_fit_resumes_after_the_disk_was_full(
     put, write, shards = LocalStore.set, LocalLocation.write, [""]
     room = 3
 
-    def count_shards(place: str, key: str) -> None:
+    def count_shards(folder: str, key: str) -> None:
         parts = key.split("/")
-        if place.endswith(f"/{name}.zarr") and parts[0] == "x" and "c" in parts:
+        if folder.endswith(f"/{name}.zarr") and parts[0] == "x" and "c" in parts:
             # The keys of shard 2 are x/c/2/0 for an array, and x/000002/data/c/0 for CSR rows.
             shard = key if parts[1] == "c" else parts[1]
             shards.extend([shard] if shard != shards[-1] else [])

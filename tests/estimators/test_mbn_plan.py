@@ -180,12 +180,12 @@ def make_rows(kind: str, n: int, entries: int) -> Any:
     return sp.csr_array((np.ones(columns.size, "f4"), columns.ravel(), pointers), (n, 2000))
 
 
-def _fit(place: Path, x: Any, block_rows: int) -> dict[str, Any]:
+def _fit(folder: Path, x: Any, block_rows: int) -> dict[str, Any]:
     """Fit in a process of its own; return its peak and planned memory in bytes, and ``ks_`` of the model."""
-    place.mkdir()
-    sl.Dataset.from_arrays(x).save(place / "rows.zarr")
+    folder.mkdir()
+    sl.Dataset.from_arrays(x).save(folder / "rows.zarr")
     done = subprocess.run(
-        [sys.executable, "-c", FIT_SCRIPT, str(place / "rows.zarr"), str(place / "run"), str(block_rows)],
+        [sys.executable, "-c", FIT_SCRIPT, str(folder / "rows.zarr"), str(folder / "run"), str(block_rows)],
         capture_output=True,
         text=True,
         timeout=150,

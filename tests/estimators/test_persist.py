@@ -169,21 +169,21 @@ def test_files_that_are_not_a_model_are_not_replaced(digits: Arrays, tmp_path: P
 
     from scalelatent.data import Dataset
 
-    place = tmp_path / "results"
-    place.mkdir()
+    folder = tmp_path / "results"
+    folder.mkdir()
     if content == "dataset":
-        Dataset.from_arrays(*digits).save(place)
+        Dataset.from_arrays(*digits).save(folder)
     elif content == "group":
-        zarr.save(str(place), a=np.ones(3))
+        zarr.save(str(folder), a=np.ones(3))
     elif content == "text":
-        (place / "thesis.txt").write_text("years of work")
-    before = sorted(p for p in place.rglob("*") if p.is_file())
+        (folder / "thesis.txt").write_text("years of work")
+    before = sorted(p for p in folder.rglob("*") if p.is_file())
     if content == "nothing":
-        _fit(digits, "plain").save(place, overwrite=True)
+        _fit(digits, "plain").save(folder, overwrite=True)
         return
     with pytest.raises(DataError, match="results exists and is not a saved model, so it is not replaced"):
-        _fit(digits, "plain").save(place, overwrite=True)
-    assert sorted(p for p in place.rglob("*") if p.is_file()) == before
+        _fit(digits, "plain").save(folder, overwrite=True)
+    assert sorted(p for p in folder.rglob("*") if p.is_file()) == before
 
 
 def test_an_incomplete_model_is_replaced(

@@ -335,8 +335,8 @@ def test_the_real_server_receives_a_run(job: Any, real_server: str) -> None:
     _, lines = run(job(f'kind = "mlflow"\nuri = "{real_server}"\nexperiment = "tried"'))
     assert not [line for line in lines if "MLflow" in line], lines
     client = mlflow.MlflowClient(tracking_uri=real_server)
-    place = client.get_experiment_by_name("tried").experiment_id
-    (reported,) = client.search_runs([place])
+    experiment = client.get_experiment_by_name("tried").experiment_id
+    (reported,) = client.search_runs([experiment])
     assert reported.info.status == "FINISHED"
     assert reported.data.params["model.capsule_dim"] == "2"
     assert reported.data.metrics["test_error"] == 0.25

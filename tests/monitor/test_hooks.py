@@ -37,7 +37,7 @@ def warnings_of_hooks(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str
     logger.removeHandler(caplog.handler)
 
 
-def on_scheduler(watched: SimpleNamespace, function: Callable[[Any], Any]) -> Any:
+def call_on_scheduler(watched: SimpleNamespace, function: Callable[[Any], Any]) -> Any:
     async def call() -> Any:
         return function(watched.scheduler)
 
@@ -57,7 +57,7 @@ def test_routes_have_the_prefix_of_the_dashboard(watched: SimpleNamespace, get: 
     scheduler = watched.scheduler
     assert hooks.route_prefix(scheduler) == "/"
     del scheduler.http_application._scalelatent_routes
-    assert on_scheduler(watched, lambda s: hooks.add_routes(s, [("/hello", Hello, {})])) is True
+    assert call_on_scheduler(watched, lambda s: hooks.add_routes(s, [("/hello", Hello, {})])) is True
     assert get(f"{watched.base}/hello") == (200, "hello")
     rules = len(scheduler.http_application.default_router.rules)
     # Existing routes are not added twice.
@@ -151,10 +151,10 @@ def test_a_held_task_survives_its_client(watched: SimpleNamespace) -> None:
     with Client(watched.scheduler.address, timeout=30, set_as_default=False) as other:
         future = other.submit(int, 7, key=key, pure=False)
         future.result(timeout=30)
-        assert on_scheduler(watched, lambda s: hooks.hold_task(s, key)) is True
-        assert on_scheduler(watched, lambda s: hooks.hold_task(s, "no such task")) is False
+        assert call_on_scheduler(watched, lambda s: hooks.hold_task(s, key)) is True
+        assert call_on_scheduler(watched, lambda s: hooks.hold_task(s, "no such task")) is False
     assert key in watched.scheduler.tasks
-    on_scheduler(watched, lambda s: s.client_releases_keys([key], "fire-and-forget"))
+    call_on_scheduler(watched, lambda s: s.client_releases_keys([key], "fire-and-forget"))
 
 
 def test_tasks_with_a_name_are_not_stolen(watched: SimpleNamespace) -> None:
@@ -165,9 +165,9 @@ def test_tasks_with_a_name_are_not_stolen(watched: SimpleNamespace) -> None:
         return scheduler.extensions["stealing"].steal_time_ratio(task)
 
     try:
-        assert on_scheduler(watched, ratio) == (0, 0)
-        assert on_scheduler(watched, lambda s: hooks.disable_stealing(s, "toy_estep_pool")) is True
-        assert on_scheduler(watched, ratio) == (None, None)
+        assert call_on_scheduler(watched, ratio) == (0, 0)
+        assert call_on_scheduler(watched, lambda s: hooks.disable_stealing(s, "toy_estep_pool")) is True
+        assert call_on_scheduler(watched, ratio) == (None, None)
     finally:
         stealing.fast_tasks.discard("toy_estep_pool")
 

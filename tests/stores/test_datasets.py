@@ -133,22 +133,22 @@ def test_incomplete_answers_are_requested_again(s3: S3) -> None:
 
 def test_missing_and_damaged_objects_are_reported_within_a_pass(s3: S3) -> None:
     ds = save(s3.at("a.zarr"))
-    place = locate(s3.at("a.zarr"))
-    whole = place.read("x/c/3/0")
+    store = locate(s3.at("a.zarr"))
+    whole = store.read("x/c/3/0")
     assert whole is not None
-    place.delete("x/c/3/0")
+    store.delete("x/c/3/0")
     with pytest.raises(DataError, match=r"shard file s3://.*/x/c/3/0 \(rows 300:400 of 'x'\) is missing"):
         ds.read_x(0, 600)
-    place.write("x/c/3/0", whole[:-9])
+    store.write("x/c/3/0", whole[:-9])
     with pytest.raises(DataError, match=r"x/c/3/0 \(rows 300:400 of 'x'\) is damaged"):
         ds.read_x(0, 600)
-    place.write("x/c/3/0", b"?" + whole[1:])
+    store.write("x/c/3/0", b"?" + whole[1:])
     with pytest.raises(DataError, match=r"x/c/3/0 \(rows 300:400 of 'x'\) is damaged: the checksum"):
         ds.read_x(290, 330)
-    place.write("x/c/3/0", whole[:40])
+    store.write("x/c/3/0", whole[:40])
     with pytest.raises(DataError, match=r"x/c/3/0 \(rows 300:400 of 'x'\) is damaged: it has 40 bytes"):
         ds.read_x(300, 310)
-    place.write("x/c/3/0", whole)
+    store.write("x/c/3/0", whole)
     np.testing.assert_array_equal(ds.read_x(0, 600), X)
 
 

@@ -192,10 +192,10 @@ def test_resume_after_a_kill_gives_the_same_bits(
 ) -> None:
     command = [sys.executable, "-m", "scalelatent", "fit", str(write_job_file(tmp_path, dataset_url))]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    place, deadline = locate(f"{dataset_url}/run"), time.monotonic() + 90
+    store, deadline = locate(f"{dataset_url}/run"), time.monotonic() + 90
     try:
         while process.poll() is None and time.monotonic() < deadline:
-            if any(name.startswith("state-capsule_estep-000002") for name in place.keys("engine")):
+            if any(name.startswith("state-capsule_estep-000002") for name in store.keys("engine")):
                 break
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)

@@ -25,8 +25,8 @@ def test_a_model_saved_at_any_url_predicts_the_same(anywhere: str, model: sl.Cap
         model.save(anywhere)
     model.save(anywhere, overwrite=True)
     np.testing.assert_array_equal(sl.load_model(anywhere).W_, model.W_)
-    place = locate(anywhere)
-    place.write("W/zarr.json", place.read("W/zarr.json").replace(b'"float', b'"floot'))  # type: ignore[union-attr]
+    store = locate(anywhere)
+    store.write("W/zarr.json", store.read("W/zarr.json").replace(b'"float', b'"floot'))  # type: ignore[union-attr]
     with pytest.raises(Exception, match=r"damaged|float|dtype|data type"):
         sl.load_model(anywhere)
 
@@ -60,8 +60,8 @@ def test_an_interrupted_save_leaves_no_model(s3: S3, model: sl.CapsuleRegression
 
 def test_a_lost_chunk_is_reported(s3: S3, model: sl.CapsuleRegression) -> None:
     model.save(s3.at("m.zarr"))
-    place = locate(s3.at("m.zarr"))
-    chunk = next(k for k in place.all_keys() if k.startswith("W/c/"))  # type: ignore[attr-defined]
-    place.delete(chunk)
+    store = locate(s3.at("m.zarr"))
+    chunk = next(k for k in store.all_keys() if k.startswith("W/c/"))  # type: ignore[attr-defined]
+    store.delete(chunk)
     with pytest.raises(DataError, match="its array 'W' is not the one that was saved"):
         sl.load_model(s3.at("m.zarr"))
