@@ -28,7 +28,7 @@ def make_small_network(**more: Any) -> sl.CompressiveMBN:
 
 
 def make_pairs(n: int = 900, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return n rows of 6 bytes, and two nonlinear functions of each row: one near 100 and one from 0 to 5."""
+    """Return n rows of 6 bytes, and two nonlinear functions of each row: from 95 to 105, and from 0 to 5."""
     x = np.random.default_rng(seed).integers(0, 256, (n, 6)).astype(np.uint8)
     u = x / 128 - 1
     return x, np.column_stack([100 + 5 * u[:, 0] * u[:, 1], 5 * np.abs(u[:, 2])]).astype(np.float32)

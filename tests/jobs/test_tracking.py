@@ -30,7 +30,7 @@ from tests.helpers import find_free_port, server_answers, wait_for
 
 
 class FakeServer:
-    """Stand-in for a tracking server: its runs by id, and a function that is called at each request."""
+    """Stand-in for a tracking server: its runs by id, and a function that may delay or refuse requests."""
 
     def __init__(self) -> None:
         self.runs: dict[str, dict[str, Any]] = {}

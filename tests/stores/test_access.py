@@ -108,7 +108,7 @@ def test_secrets_are_not_shown(s3: S3, options: dict[str, Any]) -> None:
     ]
     assert SECRET not in "".join(shown)
     assert ds.accesses[0].hide(f"no entry with {SECRET}!") == "no entry with …!"
-    with s3.door.denying(lambda method, path: True), pytest.raises(StoreError) as error:
+    with s3.proxy.denying(lambda method, path: True), pytest.raises(StoreError) as error:
         open_dataset(s3.at("digits.zarr"), storage_options=options)
     assert SECRET not in str(error.value)
 

@@ -146,7 +146,7 @@ def test_heartbeats_renew_the_lease(url: str, use_short_lease: None) -> None:
 
 def test_a_lost_answer_does_not_count_as_another_driver(s3: S3) -> None:
     lock = ObjectLock(locate(s3.at("run")))  # type: ignore[arg-type]
-    with s3.door.losing_first("PUT", "/lock/000001.json"):
+    with s3.proxy.losing_first("PUT", "/lock/000001.json"):
         lock.acquire()
     lock.release()
 

@@ -19,8 +19,8 @@ from scalelatent.storage.write_checks import contains, scratch
 from .conftest import S3, SECRET
 
 
-def test_files_are_written_read_listed_and_deleted(anywhere: str) -> None:
-    store = locate(anywhere)
+def test_files_are_written_read_listed_and_deleted(any_url: str) -> None:
+    store = locate(any_url)
     assert store.is_empty()
     store.make()
     assert store.is_empty()
@@ -54,8 +54,8 @@ def test_files_are_written_read_listed_and_deleted(anywhere: str) -> None:
     assert store.is_empty()
 
 
-def test_ranges_of_files_are_read(anywhere: str) -> None:
-    store = locate(anywhere)
+def test_ranges_of_files_are_read(any_url: str) -> None:
+    store = locate(any_url)
     store.write("f", bytes(range(100)))
     assert store.read_range("f", 10, 5) == bytes(range(10, 15))
     assert store.read_range("f", -4, 4) == bytes(range(96, 100))
@@ -70,8 +70,8 @@ def test_ranges_of_files_are_read(anywhere: str) -> None:
         store.read_ranges(["f", "g"])
 
 
-def test_a_replacement_is_complete_or_absent(anywhere: str) -> None:
-    store = locate(anywhere)
+def test_a_replacement_is_complete_or_absent(any_url: str) -> None:
+    store = locate(any_url)
     with store.replacing() as target:
         target.write("x", b"1")
         target.write("zarr.json", b"{}")
@@ -88,10 +88,10 @@ def test_a_replacement_is_complete_or_absent(anywhere: str) -> None:
 
 @pytest.mark.parametrize("bytes_a_segment", [64 << 10, 30])
 def test_lines_are_appended_to_logs(
-    anywhere: str, bytes_a_segment: int, monkeypatch: pytest.MonkeyPatch
+    any_url: str, bytes_a_segment: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scalelatent.storage.linelog.SEGMENT_BYTES", bytes_a_segment)
-    store = locate(anywhere)
+    store = locate(any_url)
     store.make()
     log = LineLog(store, "log.jsonl")
     assert log.lines() == []
@@ -131,9 +131,9 @@ def test_threads_that_log_at_once_lose_no_line(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_creator_of_a_file_is_known_if_the_answer_was_lost(s3: S3) -> None:
     store = locate(s3.url + "/x")
-    with s3.door.losing_first("PUT", "/lock"):
+    with s3.proxy.losing_first("PUT", "/lock"):
         assert store.create("lock", b"mine")  # type: ignore[attr-defined]
-    with s3.door.losing_first("PUT", "/lock"):
+    with s3.proxy.losing_first("PUT", "/lock"):
         assert not store.create("lock", b"another's")  # type: ignore[attr-defined]
     assert store.read("lock") == b"mine"
 
@@ -160,26 +160,26 @@ def test_one_of_many_threads_creates_a_file(s3: S3) -> None:
 def test_several_reads_run_at_once(s3: S3) -> None:
     store = locate(s3.at("x"))
     store.write("f", bytes(1000))
-    s3.door.gate = threading.Barrier(4)  # Each answer waits until four requests have arrived.
+    s3.proxy.gate = threading.Barrier(4)  # Each answer waits until four requests have arrived.
     try:
         assert len(store.read_ranges([("f", i, 1) for i in range(8)])) == 8
     finally:
-        s3.door.gate = None
-    assert s3.door.most_in_flight >= 4
+        s3.proxy.gate = None
+    assert s3.proxy.most_in_flight >= 4
 
 
 def test_answers_of_503_are_retried_and_reported_if_they_last(
     s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = locate(s3.at("x"))
-    with s3.door.turning_away(0.4):
+    with s3.proxy.turning_away(0.4):
         for i in range(10):
             store.write(f"k{i}", bytes([i]))
         assert [store.read(f"k{i}") for i in range(10)] == [bytes([i]) for i in range(10)]
         assert len(store.keys("")) == 10
-    assert s3.door.turned_away > 3
+    assert s3.proxy.turned_away > 3
     monkeypatch.setattr("scalelatent.storage.objects.RETRY_SECONDS", 0.3)
-    with s3.door.turning_away(1.0), pytest.raises(StoreError) as error:
+    with s3.proxy.turning_away(1.0), pytest.raises(StoreError) as error:
         store.read("k0")
     assert "x/k0: the store did not answer correctly in" in str(error.value)
     assert "503" in str(error.value)
@@ -190,13 +190,13 @@ def test_answers_that_are_always_incomplete_are_reported(s3: S3, monkeypatch: py
     store.write("a", b"0123456789")
     monkeypatch.setattr("scalelatent.storage.objects.RETRY_SECONDS", 1.0)
     with (
-        s3.door.breaking_off(1.0),
+        s3.proxy.breaking_off(1.0),
         pytest.raises(
             StoreError, match=r"place/a: the store did not answer .* in \d+ attempts.* \(the last: "
         ),
     ):
         store.read("a")
-    assert s3.door.broken_off > 2
+    assert s3.proxy.broken_off > 2
     assert store.read("a") == b"0123456789"
 
 
@@ -251,7 +251,7 @@ def test_a_missing_bucket_is_reported(s3: S3) -> None:
 
 def test_denied_permissions_are_reported(s3: S3) -> None:
     store = locate(s3.at("x"))
-    with s3.door.denying(lambda method, path: True):
+    with s3.proxy.denying(lambda method, path: True):
         for ask in (lambda: store.read("k"), lambda: store.write("k", b"")):
             with pytest.raises(StoreError, match=r"x/k: permission denied \(.*use others") as error:
                 ask()
