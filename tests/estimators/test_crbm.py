@@ -65,7 +65,7 @@ def test_multilabel_sparse_and_wide_outputs_are_learned() -> None:
     assert np.isnan(sparse.errors(csr_array(x), v)["changed"])
 
 
-def test_sparse_rows_have_changed_errors(pair: Pair, held_pair: Pair) -> None:
+def test_the_error_of_changed_outputs_is_known_for_sparse_rows(pair: Pair, held_pair: Pair) -> None:
     """The error of outputs that differ from x is computed for dense and for CSR rows of zeros and ones."""
     model = make_rbm(n_epochs=2).fit(
         csr_array(pair[0]), pair[1], validation=(csr_array(held_pair[0]), held_pair[1])

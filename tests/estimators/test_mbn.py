@@ -207,8 +207,8 @@ def test_only_missing_tiles_are_recomputed(
         make_network(**options).fit(digits[0], run_dir=tmp_path / "run")
     make_network(**options).fit(digits[0], run_dir=tmp_path / "run", resume=True)
     assert done == [0, 1, 2, 3, 4, -1, 5, 6, 7, 8, 9, 10, 11]
-    # The codes of the last layer stay, and those of layers 1 and 2, from which layers 2 and 3 read centroids:
-    # they have 12 x 150 and 12 x 75 centroids, more than 600 rows. All other codes are deleted.
+    # The codes of layers 1, 2 and 4 (the last) stay: layers 2 and 3 have 12 x 150 and 12 x 75 centroids, more
+    # than the 600 rows, and read them from the codes of the layer below. All other codes are deleted.
     left = sorted(p.name for p in (tmp_path / "run" / "engine").rglob("code-*.zarr"))
     assert left == ["code-l1.zarr", "code-l2.zarr", "code-l4.zarr"]
     assert not list((tmp_path / "run" / "engine").rglob("gather-l[23].zarr"))

@@ -218,7 +218,7 @@ def test_parent_folders_are_created(digits: Arrays, tmp_path: Path) -> None:
     assert load_model(str(tmp_path / "a" / "b" / "m.zarr")).n_iter_ == 4
 
 
-def test_a_run_folder_stands_for_its_model(digits: Arrays, tmp_path: Path) -> None:
+def test_a_run_folder_can_be_loaded_as_its_model(digits: Arrays, tmp_path: Path) -> None:
     _fit(digits, "plain").save(tmp_path / "run" / "model.zarr")
     assert load_model(tmp_path / "run").n_iter_ == 4
 

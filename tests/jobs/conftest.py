@@ -29,7 +29,7 @@ class FakeEstimator:
 
     _kind = "capsule"
     fail: BaseException | None = None  # Exception that ``fit`` raises after pass 2.
-    before_pass: Any = None
+    before_pass: Any = None  # Function of the pass number that ``fit`` calls before each pass.
 
     def __init__(self, **params: Any) -> None:
         self.params = params

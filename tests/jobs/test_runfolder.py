@@ -83,7 +83,7 @@ def test_states_are_checked_and_written_whole(folder, monkeypatch):
     assert not list(folder.path.glob(".*.tmp"))
 
 
-def test_the_error_names_damaged_files(folder):
+def test_the_error_names_a_missing_job_file(folder):
     (folder.path / "job.json").unlink()
     with pytest.raises(JobError, match=r"has no job\.json"):
         folder.read_job()

@@ -308,7 +308,7 @@ def test_no_other_module_uses_private_names_of_dask() -> None:
     package, found = Path(hooks.__file__).parents[2], set()
     for file in package.rglob("*.py"):
         path = file.relative_to(package).as_posix()
-        # The file hooks.py may use private names of Dask. In board.py, these words name tables of job files.
+        # The file hooks.py may use private names of Dask. In board.py, a worker is a row of the board.
         if path in ("engine/dask/hooks.py", "monitor/board.py") or "distributed" not in file.read_text():
             continue
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
