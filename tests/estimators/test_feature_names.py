@@ -1,4 +1,4 @@
-"""All models compare the feature names of datasets as they compare the column names of data frames."""
+"""Models compare the feature names of datasets as they compare the column names of data frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fit has the same bits for any container and any number of threads, and uses weights as documented."""
+"""Capsule regression has the same bits for any container and number of threads, and uses row weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimators get the same bits from CSR rows as from dense rows, and refuse rows that are too wide."""
+"""Capsule regression gets the same bits from CSR rows as from dense rows, and refuses too wide rows."""
 
 from __future__ import annotations
 
