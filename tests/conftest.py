@@ -41,7 +41,7 @@ MAX_PROCESSES = 4
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return the processes of ``-n auto``: one per core, at most MAX_PROCESSES; 0 if tests are selected."""
+    """Return the number of processes of ``-n auto``: of CPUs, at most MAX_PROCESSES; 0 for selected tests."""
     from dask.system import cpu_count
 
     is_selection = config.option.keyword or config.args_source is not pytest.Config.ArgsSource.TESTPATHS

@@ -1,4 +1,4 @@
-"""Helpers of tests in several packages: callbacks that log and interrupt, and toy learners."""
+"""Helpers of tests in several folders: callbacks that log and interrupt, job files, waits and kernels."""
 
 from __future__ import annotations
 

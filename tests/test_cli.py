@@ -126,7 +126,7 @@ def test_info_names_the_features(run_command):
     assert "feature names   first, second, third" in run_command("data", "info", "d.zarr").out
 
 
-def test_many_classes_are_shortened(run_command, tmp_path):
+def test_long_lists_of_classes_are_shortened(run_command, tmp_path):
     pytest.importorskip("pyarrow")
     lines = ["a,b,price", *(f"{i},{i + 1},{i + 0.5}" for i in range(2000))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
@@ -241,7 +241,7 @@ def test_a_dataset_is_converted(run_command, digits):
     assert run_command("data", "convert", "a.zarr", "d.zarr", "--sparse", "--json").json()["features"] == 16
 
 
-def test_errors_are_one_message(run_command):
+def test_errors_are_one_line(run_command):
     for command in (
         ("fit", "no.toml"),
         ("plan", "no.toml"),
@@ -272,7 +272,7 @@ def test_status_reports_a_folder_without_runs(run_command):
     assert "no run folder below" in run_command("status").out
 
 
-# Command lines that compute, each with the first function of the package that the command calls. The test
+# Command lines that compute, each with a function of the package that the command calls first. The test
 # replaces this function by one that compiles two kernels and then ends the command with an error.
 COMPUTING = {
     "plan job.toml": "jobs.planning.plan_job",

@@ -1,4 +1,4 @@
-"""Public functions and classes document their parameters and results, and have an example."""
+"""Public functions and classes document their parameters, have an example, and are in the reference."""
 
 from __future__ import annotations
 

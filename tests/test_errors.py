@@ -1,4 +1,4 @@
-"""Warnings name the line of the user's code, and a failing callback does not end a fit."""
+"""Warnings name the user's line, a failing callback gives one, and errors number rows as in the dataset."""
 
 from __future__ import annotations
 

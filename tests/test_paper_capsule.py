@@ -19,14 +19,14 @@ pytestmark = pytest.mark.skipif(not BENCHMARKS.exists(), reason="benchmarks/ is 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with training and test images of three classes."""
-    place = tmp_path_factory.mktemp("data")
+    path = tmp_path_factory.mktemp("data")
     means = np.random.default_rng(0).integers(0, 200, (3, 4, 5))
     for name, n in (("train", 120), ("test", 30)):
         rng, y = np.random.default_rng(n), (np.arange(n) % 3).astype(np.uint8)
-        writer = create_dataset(str(place / f"{name}.zarr"), n, (4, 5), "uint8", y_dtype="uint8")
+        writer = create_dataset(str(path / f"{name}.zarr"), n, (4, 5), "uint8", y_dtype="uint8")
         writer.write_shard(0, (means[y] + rng.integers(0, 40, (n, 4, 5))).astype(np.uint8), y)
         writer.finalize()
-    return place
+    return path
 
 
 @pytest.mark.parametrize("experiment", ["dims", "architectures", "convergence", "starts"])

@@ -69,7 +69,7 @@ def test_each_method_answers_for_held_out_rows(tasks: Any, name: str) -> None:
         assert all(np.isfinite(value) for value in score.values()), method
 
 
-def test_outliers_are_of_a_class_that_training_rows_lack(tasks: Any) -> None:
+def test_mixed_rows_take_each_value_from_a_usual_row(tasks: Any) -> None:
     rows = tasks.DENSITY.sets["digits"](2)
     usual, other = rows.test[rows.truth == 0], rows.test[rows.truth == 1]
     mixed = rows.test[rows.truth == 2]

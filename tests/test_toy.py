@@ -1,4 +1,4 @@
-"""A model of another package can do all that the models of scalelatent can, without changes of the code."""
+"""A model of another package is fitted, saved, searched and run in jobs like the models of scalelatent."""
 
 from __future__ import annotations
 

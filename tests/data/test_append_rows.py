@@ -146,25 +146,25 @@ def test_an_append_killed_at_any_write_leaves_the_old_rows(
     append_rows(tmp_path / "before", make_part("strings", 30, 50), shard_rows=20)
     n_writes = 0
     while True:
-        place = tmp_path / f"ds{n_writes}"
-        shutil.copytree(tmp_path / "before", place)
+        target = tmp_path / f"ds{n_writes}"
+        shutil.copytree(tmp_path / "before", target)
         with monkeypatch.context() as patch:
             done = fail_writes_after(patch, n_writes)
             try:
-                append_rows(place, make_part("strings", 50, 80))
+                append_rows(target, make_part("strings", 50, 80))
                 finished = done[0] < n_writes
             except ProcessKilled:
                 finished = False
-        opened = open_dataset(place)
+        opened = open_dataset(target)
         found = opened.n_rows
         assert found in (50, 80), n_writes
         _check(opened, "strings", found)
         if finished:
             break
-        ds = append_rows(place, make_part("strings", found, N))
+        ds = append_rows(target, make_part("strings", found, N))
         _check(ds, "strings", N)
         before_last = {s["path"] for s in opened.attrs["segments"]}
-        left = {p.name for p in place.iterdir() if p.name.startswith("append-")}
+        left = {p.name for p in target.iterdir() if p.name.startswith("append-")}
         assert left <= {s["path"] for s in ds.attrs["segments"]} | before_last, n_writes
         n_writes += 1
     assert found == 80
@@ -209,18 +209,18 @@ def call_after_writing(monkeypatch: pytest.MonkeyPatch, do: Any) -> None:
 def test_a_second_append_at_the_same_time_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
-    place = url if "://" in url else str(tmp_path / url)
-    make_part("numbers", 0, 60).save(place, overwrite=True)
+    target = url if "://" in url else str(tmp_path / url)
+    make_part("numbers", 0, 60).save(target, overwrite=True)
 
     def second() -> None:
         with pytest.raises(DataError, match=rf"is being appended to by process {os.getpid()} on .* since 20"):
-            append_rows(place, make_part("numbers", 60, 70))
+            append_rows(target, make_part("numbers", 60, 70))
 
     call_after_writing(monkeypatch, second)
-    ds = append_rows(place, make_part("numbers", 60, 90))
+    ds = append_rows(target, make_part("numbers", 60, 90))
     _check(ds, "numbers", 90)
-    _check(append_rows(place, make_part("numbers", 90, N)), "numbers", N)
-    assert not locate(place).has(module._LOCK)
+    _check(append_rows(target, make_part("numbers", 90, N)), "numbers", N)
+    assert not locate(target).has(module._LOCK)
 
 
 _SLOW_APPEND_PROGRAM = """

@@ -226,19 +226,19 @@ def test_lists_tensors_and_bools_are_features() -> None:
     np.testing.assert_array_equal(bools.read_x(0, 90), np.c_[flags, ~flags])
 
 
-def hide_package(row: int) -> list[float | None]:
-    return [None if i == row else 1.0 for i in range(9)]
+def make_column(null_row: int) -> list[float | None]:
+    return [None if i == null_row else 1.0 for i in range(9)]
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "null": (lambda: pa.table({"a": np.zeros(9), "b": hide_package(7)}), {}, r"row 7, column 'b' is null"),
+    "null": (lambda: pa.table({"a": np.zeros(9), "b": make_column(7)}), {}, r"row 7, column 'b' is null"),
     "null in a list": (
-        lambda: pa.table({"a": pa.array([[1.0, v] for v in hide_package(3)], pa.list_(pa.float64(), 2))}),
+        lambda: pa.table({"a": pa.array([[1.0, v] for v in make_column(3)], pa.list_(pa.float64(), 2))}),
         {},
         r"row 3, column 'a' is null",
     ),
     "null label": (
-        lambda: pa.table({"a": np.zeros(9), "y": pa.array(hide_package(2))}),
+        lambda: pa.table({"a": np.zeros(9), "y": pa.array(make_column(2))}),
         {"label": "y"},
         r"row 2, column 'y' is null",
     ),
@@ -267,7 +267,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_unsupported_containers_are_refused(case: str) -> None:
+def test_tables_with_unsupported_columns_are_refused(case: str) -> None:
     make, how, message = REFUSED[case]
     with pytest.raises(DataError, match=message):
         Dataset.from_dataframe(make(), **how).read_x(0, 1 if case == "not exact" else len(make()))

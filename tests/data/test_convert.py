@@ -1,4 +1,4 @@
-"""Conversion of datasets to other layouts, codecs and dtypes.
+"""Datasets are converted to other layouts, codecs, dtypes and image sizes.
 
 A conversion changes only the properties that are requested. It keeps all values or refuses, and it accepts
 zarr arrays of other programs.

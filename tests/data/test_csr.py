@@ -1,4 +1,4 @@
-"""Any store holds CSR rows in row groups of any size, multi-labels and targets; invalid rows are refused."""
+"""Datasets store CSR rows, multi-labels and targets, on disk and in memory; invalid rows are refused."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_writers_in_any_order_resume_and_repair(tmp_path: Path) -> None:
     for shard in (1, 2):
         _write(writer, shard)
     first = writer.finalize().fingerprint()
-    assert first == write_first_groups("memory://csr-twice").fingerprint()
+    assert first == write_all_shards("memory://csr-twice").fingerprint()
     shutil.rmtree(url / "x/000001")
     writer = DatasetWriter.attach(url)
     assert [writer.is_done(i) for i in range(3)] == [True, False, True]
@@ -192,7 +192,7 @@ def test_writers_in_any_order_resume_and_repair(tmp_path: Path) -> None:
     assert_same_csr(open_dataset(url).read_x(0, ROWS), X)
 
 
-def write_first_groups(url: str) -> Dataset:
+def write_all_shards(url: str) -> Dataset:
     writer = open_writer(url, overwrite=True)
     for shard in range(3):
         _write(writer, shard)
@@ -220,16 +220,16 @@ def test_the_error_names_lost_and_damaged_row_groups(
     file: str, damage: str, message: str, tmp_path: Path
 ) -> None:
     ds = Dataset.from_arrays(X, Y).save(tmp_path / "ds", shard_rows=100)
-    place = tmp_path / "ds" / file
+    path = tmp_path / "ds" / file
     if damage == "tree":
-        shutil.rmtree(place)
+        shutil.rmtree(path)
     elif damage == "unlink":
-        place.unlink()
+        path.unlink()
     else:
-        raw = bytearray(place.read_bytes())
+        raw = bytearray(path.read_bytes())
         if damage == "flip":
             raw[len(raw) // 3] ^= 255
-        place.write_bytes(bytes(raw[: len(raw) // 2] if damage == "cut" else raw))
+        path.write_bytes(bytes(raw[: len(raw) // 2] if damage == "cut" else raw))
     with pytest.raises(DataError, match=message):
         open_dataset(ds.url or "").read_x(0, ROWS)
     if file.startswith("x/000001"):

@@ -1,4 +1,4 @@
-"""A dataset can be reopened with the rows that it had before any of its appends."""
+"""A dataset to which rows were appended can be reopened with the rows that it had before each append."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalelatent.data import Dataset, append_rows, open_dataset
 from scalelatent.data.read.earlier import find_earlier_rows, rows_at_same_time
 from scalelatent.errors import DataError
 
-SIZES = (40, 10, 15, 80, 5)  # Rows of each part: the first is saved, the others are appended.
+SIZES = (40, 10, 15, 80, 5)  # Numbers of rows of the parts: the first part is saved, the others are appended.
 
 
 def make_rows(part: int, kind: str) -> Dataset:

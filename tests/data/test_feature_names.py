@@ -162,7 +162,7 @@ def test_names_do_not_change_the_fingerprint(tmp_path: Path) -> None:
     assert named_dataset().save(tmp_path / "a").fingerprint() == bare.save(tmp_path / "b").fingerprint()
 
 
-def test_other_libraries_see_the_names(tmp_path: Path) -> None:
+def test_names_do_not_stop_xarray_from_reading_the_rows(tmp_path: Path) -> None:
     xarray = pytest.importorskip("xarray")
     ds = named_dataset().save(tmp_path / "d")
     plain = xarray.open_zarr(ds.url, consolidated=False)

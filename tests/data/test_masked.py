@@ -1,4 +1,4 @@
-"""Every argument that takes rows refuses masked arrays with masked entries, because these are no values."""
+"""Arguments that take rows refuse masked arrays with masked entries, because these are no values."""
 
 from __future__ import annotations
 

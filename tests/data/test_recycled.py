@@ -26,13 +26,13 @@ def write_rows(tmp_path) -> tuple[np.ndarray, sl.Dataset]:
 
 def test_memory_of_deleted_rows_is_reused(tmp_path):
     x, ds = write_rows(tmp_path)
-    places = set()
+    addresses = set()
     for a in range(0, ROWS, CHUNK):
         rows = ds.read_x(a, a + CHUNK)
         np.testing.assert_array_equal(rows, x[a : a + CHUNK])
-        places.add(rows.ctypes.data)
+        addresses.add(rows.ctypes.data)
         del rows
-    assert len(places) == 1
+    assert len(addresses) == 1
 
 
 def test_rows_stay_while_a_view_of_them_exists(tmp_path):

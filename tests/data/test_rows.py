@@ -1,4 +1,4 @@
-"""Small functions check and read rows, labels and outputs; their errors name the bad row or column."""
+"""Small functions check, convert and select rows, labels, outputs and checksums of chunks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_batch_is_converted_to_bytes() -> None:
     assert RowBatch.from_bytes(batch.take(np.array([2, 0])).to_bytes()).y.tolist() == ["c", "a"]
 
 
-def test_a_source_of_dense_rows_has_no_entries() -> None:
+def test_a_source_of_dense_rows_has_no_number_of_entries() -> None:
     source: RowSource = as_source(np.eye(3))
     assert isinstance(source, ArrayRows)
     assert (source.sparse, source.reads_at_once, source.layout, source.shards(0, 3)) == (False, 1, None, [])

@@ -75,7 +75,7 @@ def test_a_shard_of_another_dataset_of_the_same_shape_is_refused(
     open_dataset(here).read_x(0, 20)
 
 
-def test_a_file_of_the_same_rows_from_an_earlier_version_is_accepted(tmp_path: Path) -> None:
+def test_a_copy_of_the_same_file_is_accepted(tmp_path: Path) -> None:
     ds = _save("ints", 1, str(tmp_path / "a"))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     shutil.copyfile(tmp_path / "b/x/c/1/0", tmp_path / "a/x/c/1/0")
@@ -150,7 +150,7 @@ def test_a_table_of_digests_of_another_length_is_refused(tmp_path: Path) -> None
     assert check_dataset(tmp_path / "a").bad[0].file.endswith("digest")
 
 
-def test_a_dataset_without_the_table_opens_and_reads(tmp_path: Path) -> None:
+def test_a_dataset_without_checksums_opens_and_reads(tmp_path: Path) -> None:
     _save("csr", 1, str(tmp_path / "a"))
     remove_checksum_table(tmp_path / "a")
     _read(open_dataset(tmp_path / "a"))

@@ -117,10 +117,10 @@ def test_a_failed_shuffle_leaves_no_files(
         monkeypatch.setattr(module.RowBatch, "read", lambda *a: read(*a) if next(calls, 9) < 2 else fail())
     elif failing == "write":
         calls = iter(range(3))
-        place = type(module.locate(tmp_path))
-        write = place.write
+        location_type = type(module.locate(tmp_path))
+        write = location_type.write
         monkeypatch.setattr(
-            place,
+            location_type,
             "write",
             lambda self, *a: write(self, *a) if "rows" in self.url or next(calls, 9) < 2 else fail(),
         )

@@ -70,15 +70,15 @@ def test_missing_and_damaged_objects_are_errors(through: str, monkeypatch: pytes
     if through == "zarr":
         monkeypatch.setattr(chunks, "find_decoder", lambda array: None)
     ds = Dataset.from_arrays(X, Y).save("memory://damage", overwrite=True, chunk_rows=10, shard_rows=20)
-    place = locate("memory://damage")
+    store = locate("memory://damage")
     np.testing.assert_array_equal(ds.read_x(0, 100), X)
-    place.write("x/c/1/0", place.read("x/c/1/0")[:-9])  # type: ignore[index]
+    store.write("x/c/1/0", store.read("x/c/1/0")[:-9])  # type: ignore[index]
     # The dataset is opened again, because an open dataset has already read the index of the shard.
     ds = open_dataset("memory://damage")
     what = "cannot be decoded" if through == "zarr" else "is damaged: the checksum of its index"
     with pytest.raises(DataError, match=rf"rows 20:40 of 'x'\) {what}"):
         ds.read_x(15, 25)
-    place.delete("x/c/1/0")
+    store.delete("x/c/1/0")
     with pytest.raises(DataError, match=r"rows 20:40 of 'x'\) is missing"):
         ds.read_x(15, 25)
 
@@ -246,7 +246,7 @@ def test_own_codecs_are_decoded_without_zarr(
 
 def test_unreadable_metadata_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "ds" / "zarr.json").mkdir(parents=True)
-    for use in (open_dataset, lambda place: Dataset.from_arrays(X).save(place, overwrite=True)):
+    for use in (open_dataset, lambda path: Dataset.from_arrays(X).save(path, overwrite=True)):
         with pytest.raises(
             DataError, match=r"zarr\.json cannot be read: it is a folder, not a regular file; let"
         ):

@@ -104,9 +104,9 @@ def test_a_finished_dataset_is_linked_to_a_second_path(rows: np.ndarray, tmp_pat
     writer = _create(tmp_path / "t.zarr")
     _write(writer, rows, range(12))
     ds = writer.finalize()
-    for place in (str(tmp_path / "linked.zarr"), "memory://linked"):
-        assert link_dataset(ds, locate(place)) == ds.fingerprint()
-        assert open_dataset(place).fingerprint() == ds.fingerprint()
-        np.testing.assert_array_equal(open_dataset(place).read_x(0, N), rows)
+    for url in (str(tmp_path / "linked.zarr"), "memory://linked"):
+        assert link_dataset(ds, locate(url)) == ds.fingerprint()
+        assert open_dataset(url).fingerprint() == ds.fingerprint()
+        np.testing.assert_array_equal(open_dataset(url).read_x(0, N), rows)
     # On one disk both datasets share this file, so the shard is not copied.
     assert (tmp_path / "linked.zarr/x/c/0/0").stat().st_ino == (tmp_path / "t.zarr/x/c/0/0").stat().st_ino

@@ -160,7 +160,7 @@ def test_an_existing_output_is_not_overwritten(tmp_path: Path) -> None:
         ({"weight": np.ones(20)}, "not part of this dataset"),
     ],
 )
-def test_rows_of_the_wrong_shape_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_rows_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     writer = _create(tmp_path / "ds")
     with pytest.raises(DataError, match=message):
         writer.write_shard(1, **{"x": X[20:40], "y": Y[20:40], **change})
@@ -168,7 +168,7 @@ def test_rows_of_the_wrong_shape_are_refused(tmp_path: Path, change: dict[str, A
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_the_error_of_a_nan_names_row_and_column(tmp_path: Path, bad: float) -> None:
+def test_the_error_names_row_and_column_of_nan_or_infinity(tmp_path: Path, bad: float) -> None:
     rows = X[20:40].copy()
     rows[7, 2] = bad
     with pytest.raises(DataError, match="row 27, column 2"):

@@ -1,4 +1,4 @@
-"""Fixtures with small datasets for the tests of estimators."""
+"""Fixtures for the tests of estimators: small datasets, and a function that reads all files of a folder."""
 
 from __future__ import annotations
 

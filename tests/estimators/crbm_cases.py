@@ -1,4 +1,4 @@
-"""Rows and models for the tests of conditional RBMs."""
+"""Functions for tests of conditional RBMs: they make rows and models, and compare the weights of models."""
 
 from __future__ import annotations
 

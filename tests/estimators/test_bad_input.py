@@ -49,7 +49,7 @@ def make_containers(x: np.ndarray, y: np.ndarray | None, folder: Path) -> dict[s
 )
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("container", ["numpy", "memmap", "dask", "dataset"])
-def test_the_error_names_row_and_feature_of_a_nan_pixel(
+def test_the_error_names_row_and_feature_of_a_pixel_that_is_not_finite(
     digits: Arrays, tmp_path: Path, container: str, bad: float, options: dict[str, Any]
 ) -> None:
     x = digits[0].astype("f4")

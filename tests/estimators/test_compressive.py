@@ -28,13 +28,13 @@ def make_small_network(**more: Any) -> sl.CompressiveMBN:
 
 
 def make_pairs(n: int = 900, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return n rows of 6 bytes, and two nonlinear functions of each row: one near 100 and one from 0 to 5."""
+    """Return n rows of 6 bytes, and two nonlinear functions of each row: from 95 to 105, and from 0 to 5."""
     x = np.random.default_rng(seed).integers(0, 256, (n, 6)).astype(np.uint8)
     u = x / 128 - 1
     return x, np.column_stack([100 + 5 * u[:, 0] * u[:, 1], 5 * np.abs(u[:, 2])]).astype(np.float32)
 
 
-def list_weights(model: sl.CompressiveMBN) -> bytes:
+def get_weights(model: sl.CompressiveMBN) -> bytes:
     return b"".join(a.tobytes() for a in (*model.coefs_, *model.intercepts_))
 
 
@@ -71,8 +71,8 @@ def test_rows_from_disk_and_memory_give_the_same_bits(tmp_path: Path) -> None:
     stored = Dataset.from_arrays(x).save(str(tmp_path / "x.zarr"), shard_rows=256, chunk_rows=64)
     outputs = Dataset.from_arrays(z).save(str(tmp_path / "z.zarr"))
     second = make_small_network(n_epochs=3).fit(stored, outputs)
-    assert list_weights(first) == list_weights(second)
-    assert list_weights(first) != list_weights(make_small_network(n_epochs=3, random_state=1).fit(x, z))
+    assert get_weights(first) == get_weights(second)
+    assert get_weights(first) != get_weights(make_small_network(n_epochs=3, random_state=1).fit(x, z))
 
 
 @pytest.mark.parametrize("after", [1, 3])
@@ -88,13 +88,13 @@ def test_an_interrupted_fit_resumes_to_the_same_bits(tmp_path: Path, after: int)
     with pytest.raises(KeyboardInterrupt):
         make_small_network(n_epochs=4).fit(x, z, run_dir=tmp_path / "run", callbacks=InterruptPass())
     resumed = make_small_network(n_epochs=4).fit(x, z, run_dir=tmp_path / "run", resume=True)
-    assert list_weights(resumed) == list_weights(whole)
+    assert get_weights(resumed) == get_weights(whole)
     assert [r["pass"] for r in resumed.history_] == [1, 2, 3, 4]
     with pytest.raises(RunError, match="holds another fit"):
         make_small_network(n_epochs=5).fit(x, z, run_dir=tmp_path / "run", resume=True)
 
 
-def test_sparse_rows_are_learned_like_dense_ones() -> None:
+def test_a_network_of_sparse_rows_transforms_dense_rows_alike() -> None:
     x = scipy.sparse.random_array((400, 30), density=0.1, rng=0, format="csr").astype(np.float32)
     z = x.toarray()[:, :2] * 3
     sparse = make_small_network(n_epochs=10, learning_rate=5e-3).fit(x, z)
@@ -142,7 +142,7 @@ def test_the_error_names_invalid_input(
         make_small_network(**options).fit(*given)
 
 
-def test_the_error_names_rows_that_are_damaged_during_the_fit(tmp_path: Path) -> None:
+def test_invalid_rows_and_a_diverging_fit_are_refused(tmp_path: Path) -> None:
     x, z = make_pairs(100)
     rows = x.astype(np.float32)
     model = make_small_network(n_epochs=1).fit(rows, z)

@@ -48,7 +48,7 @@ def test_mle_bp_learns_and_beats_logistic() -> None:
 
 
 @pytest.mark.parametrize("learner", ["mle-mf", "cd", "pcd", "cd-percloss", "mssvm", "lssvm"])
-def test_all_learners_improve_on_the_noisy_inputs(learner: str, pair: Pair, held_pair: Pair) -> None:
+def test_each_learner_improves_on_the_noisy_inputs(learner: str, pair: Pair, held_pair: Pair) -> None:
     model = make_rbm(learner=learner, n_epochs=6, learning_rate=0.1).fit(*pair)
     assert model.score(*held_pair) > 0.9  # A prediction that copies the noisy inputs has a score of 0.8.
     assert model.n_iter_ == 6
@@ -65,7 +65,7 @@ def test_multilabel_sparse_and_wide_outputs_are_learned() -> None:
     assert np.isnan(sparse.errors(csr_array(x), v)["changed"])
 
 
-def test_sparse_rows_have_changed_errors(pair: Pair, held_pair: Pair) -> None:
+def test_the_error_of_changed_outputs_is_known_for_sparse_rows(pair: Pair, held_pair: Pair) -> None:
     """The error of outputs that differ from x is computed for dense and for CSR rows of zeros and ones."""
     model = make_rbm(n_epochs=2).fit(
         csr_array(pair[0]), pair[1], validation=(csr_array(held_pair[0]), held_pair[1])
@@ -533,7 +533,7 @@ def test_a_model_from_weights_of_scikit_learn_agrees_with_it() -> None:
         ({"inference": None}, "inference=None is that of training, .*: name an inference"),
     ],
 )
-def test_inconsistent_weights_are_refused(changed: dict[str, Any], words: str) -> None:
+def test_invalid_arguments_of_from_weights_are_refused(changed: dict[str, Any], words: str) -> None:
     given = {"W": [[1.0]], "bv": [0.0], "bh": [0.0]} | changed
     with pytest.raises(ValueError, match=words):
         ConditionalRBM.from_weights(given.pop("W"), given.pop("bv"), given.pop("bh"), **given)

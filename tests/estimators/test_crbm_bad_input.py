@@ -236,7 +236,7 @@ def test_predictions_of_other_rows_are_refused(pair: Pair) -> None:
         ("logistic", None),
     ],
 )
-def test_the_error_names_infinite_values_of_rows_to_infer(learner: str, inference: Any, pair: Pair) -> None:
+def test_the_error_names_nan_in_rows_to_infer(learner: str, inference: Any, pair: Pair) -> None:
     model = make_rbm(n_epochs=1, learner=learner).fit(*pair)
     rows = Dataset.from_arrays(np.tile(replace_value(pair[0], np.nan), (2, 1)))
     with pytest.raises(DataError, match=r"row 17, feature 3 is nan"):

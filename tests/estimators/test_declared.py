@@ -1,4 +1,4 @@
-"""The declared parameters of each estimator agree with its constructor, and refuse invalid values."""
+"""Declared parameters of estimators agree with their constructors, and invalid values are refused."""
 
 from __future__ import annotations
 

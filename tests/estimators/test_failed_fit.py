@@ -66,7 +66,7 @@ def make_case(name: str) -> tuple[Any, pd.DataFrame, Any]:
     return build().set_params(random_state=0), pd.DataFrame(x, columns=NAMES), y
 
 
-def list_learned(model: Any) -> dict[str, Any]:
+def get_learned(model: Any) -> dict[str, Any]:
     found = {n: v for n, v in vars(model).items() if n.endswith("_")}
     names = [n for owner in type(model).__mro__ for n in vars(owner) if n.endswith("_") and n[0] != "_"]
     found |= {n: getattr(model, n) for n in names if hasattr(model, n)}
@@ -99,10 +99,10 @@ def make_refused_rows(x: pd.DataFrame) -> pd.DataFrame:
 def test_a_refused_refit_keeps_the_last_model(name: str) -> None:
     model, x, y = make_case(name)
     model.fit(x, y)
-    before, reported = list_learned(model), compute_output(model, x)
+    before, reported = get_learned(model), compute_output(model, x)
     with pytest.raises(ValueError, match="nan|NaN"):
         model.fit(make_refused_rows(x), y)
-    assert_same(before, list_learned(model))
+    assert_same(before, get_learned(model))
     np.testing.assert_array_equal(compute_output(model, x), reported)
     with pytest.raises(ValueError):
         model.transform(x.iloc[:, :5])
@@ -112,11 +112,11 @@ def test_a_refused_refit_keeps_the_last_model(name: str) -> None:
 def test_an_interrupted_refit_keeps_the_last_model(name: str) -> None:
     model, x, y = make_case(name)
     model.fit(x, y)
-    before, reported = list_learned(model), compute_output(model, x)
+    before, reported = get_learned(model), compute_output(model, x)
     other = x.iloc[:, ::-1]
     with pytest.raises(KeyboardInterrupt, match="the model of the previous fit is kept"):
         model.fit(other, y, callbacks=StopFit())
-    assert_same(before, list_learned(model))
+    assert_same(before, get_learned(model))
     np.testing.assert_array_equal(compute_output(model, x), reported)
 
 
@@ -136,12 +136,12 @@ def test_a_refused_partial_fit_changes_nothing(name: str, fitted: bool) -> None:
     model, x, y = make_case(name)
     if fitted:
         model.fit(x, y)
-    before = list_learned(model)
+    before = get_learned(model)
     more = x.iloc[:, :5] if fitted else make_refused_rows(x)
     options = {"classes": [0, 1, 2]} if "classes" in type(model).partial_fit.__code__.co_varnames else {}
     with pytest.raises(ValueError):
         model.partial_fit(more, y, **options)
-    assert_same(before, list_learned(model))
+    assert_same(before, get_learned(model))
     if not fitted:
         model.fit(x, y)  # A fit accepts 6 columns after the refused 5.
 
@@ -175,7 +175,7 @@ def test_a_mixture_learns_all_rows_of_a_partial_fit_or_none(monkeypatch: pytest.
     model, x, _ = make_case("mixture")
     model.fit(x)
     model.partial_fit(x[:10])  # After a first partial_fit, further calls change the arrays in place.
-    before, step, calls = list_learned(model), incremental._update_svd, []
+    before, step, calls = get_learned(model), incremental._update_svd, []
 
     def interrupted(*arguments: Any) -> Any:
         calls.append(1)
@@ -186,7 +186,7 @@ def test_a_mixture_learns_all_rows_of_a_partial_fit_or_none(monkeypatch: pytest.
     monkeypatch.setattr(incremental, "_update_svd", interrupted)
     with pytest.raises(KeyboardInterrupt):
         model.partial_fit(x)
-    assert_same(before, list_learned(model))
+    assert_same(before, get_learned(model))
 
 
 @pytest.mark.parametrize("width", [3, 300])

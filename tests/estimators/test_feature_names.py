@@ -1,4 +1,4 @@
-"""All models compare the feature names of datasets as they compare the column names of data frames."""
+"""Models compare the feature names of datasets as they compare the column names of data frames."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def case(request: pytest.FixtureRequest) -> tuple[Any, Callable[[list[str] | Non
 def test_fit_keeps_names_and_others_are_refused(case: Any, stored: bool, tmp_path: Path) -> None:
     model, rows = case
 
-    def given(names: list[str] | None, place: str) -> sl.Dataset:
-        return rows(names).save(tmp_path / place) if stored else rows(names)
+    def given(names: list[str] | None, folder: str) -> sl.Dataset:
+        return rows(names).save(tmp_path / folder) if stored else rows(names)
 
     model.fit(given(NAMES, "train"))
     assert model.feature_names_in_.tolist() == NAMES

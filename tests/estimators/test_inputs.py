@@ -1,4 +1,4 @@
-"""A fit has the same bits for any container and any number of threads, and uses weights as documented."""
+"""Capsule regression has the same bits for any container and number of threads, and uses row weights."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ def test_weights_of_validation_rows_are_used(digits: Arrays, held_out: Arrays) -
     )
 
 
-def test_the_public_names_are_complete() -> None:
+def test_public_names_are_listed() -> None:
     assert sl.CapsuleRegression is CapsuleRegression
     assert {"Callback", "CapsuleRegression", "Dataset", "cluster", "load_model", "open_dataset"} <= set(
         dir(sl)

@@ -1,4 +1,4 @@
-"""Fitted parameters can be read, are set only by a fit, and are stored by ``save``."""
+"""Fitted parameters cannot be assigned, are listed, and are saved with the names of the features."""
 
 from __future__ import annotations
 

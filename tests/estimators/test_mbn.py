@@ -1,4 +1,4 @@
-"""Bootstrap networks get the same bits from all inputs and tasks; fits resume, and models are saved."""
+"""Bootstrap networks have the same bits for any container of rows and division into tasks; fits resume."""
 
 from __future__ import annotations
 
@@ -213,8 +213,8 @@ def test_only_missing_tiles_are_recomputed(
         make_network(**options).fit(digits[0], run_dir=tmp_path / "run")
     make_network(**options).fit(digits[0], run_dir=tmp_path / "run", resume=True)
     assert done == [0, 1, 2, 3, 4, -1, 5, 6, 7, 8, 9, 10, 11]
-    # The codes of the last layer stay, and those of layers 1 and 2, from which layers 2 and 3 read centroids:
-    # they have 12 x 150 and 12 x 75 centroids, more than 600 rows. All other codes are deleted.
+    # The codes of layers 1, 2 and 4 (the last) stay: layers 2 and 3 have 12 x 150 and 12 x 75 centroids, more
+    # than the 600 rows, and read them from the codes of the layer below. All other codes are deleted.
     left = sorted(p.name for p in (tmp_path / "run" / "engine").rglob("code-*.zarr"))
     assert left == ["code-l1.zarr", "code-l2.zarr", "code-l4.zarr"]
     assert not list((tmp_path / "run" / "engine").rglob("gather-l[23].zarr"))
@@ -516,7 +516,7 @@ def test_invalid_rows_are_refused(digits: Any, fit_in_memory: Any, tmp_path: Pat
         make_network().fit(x, validation=(x, digits[1][:100]))
 
 
-def test_a_plan_names_the_parameter_that_does_not_fit(digits: Any) -> None:
+def test_a_plan_has_the_sizes_of_layers_or_names_a_parameter_to_lower(digits: Any) -> None:
     ds = sl.Dataset.from_arrays(digits[0])
     reported = make_network(n_classes=20).plan(ds)
     assert [layer["k"] for layer in reported["layers"].values()] == [300, 150, 75, 37]
@@ -562,9 +562,9 @@ def test_a_fit_resumes_after_the_disk_was_full(
     put, write, shards = LocalStore.set, LocalLocation.write, [""]
     room = 3
 
-    def count_shards(place: str, key: str) -> None:
+    def count_shards(folder: str, key: str) -> None:
         parts = key.split("/")
-        if place.endswith(f"/{name}.zarr") and parts[0] == "x" and "c" in parts:
+        if folder.endswith(f"/{name}.zarr") and parts[0] == "x" and "c" in parts:
             # The keys of shard 2 are x/c/2/0 for an array, and x/000002/data/c/0 for CSR rows.
             shard = key if parts[1] == "c" else parts[1]
             shards.extend([shard] if shard != shards[-1] else [])

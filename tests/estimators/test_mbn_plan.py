@@ -58,7 +58,7 @@ class TwoPassSolver(StreamedPca):
         return StreamedPca.create(counts, n_rows, n_components, max_iter=2)
 
 
-def test_a_decay_whose_layers_do_not_fit_in_memory_is_refused(
+def test_a_decay_whose_layers_need_too_much_disk_or_memory_is_refused(
     rows: sl.Dataset, tmp_path: Path, monkeypatch: Any
 ) -> None:
     needs = [make_network(decay=decay).plan(rows)["disk_bytes"] for decay in (0.5, 0.9)]
@@ -171,7 +171,7 @@ def test_the_plan_counts_converted_rows(dtype: str) -> None:
     assert rest[0] - rest[1] == pytest.approx(3 * 4 * 5000 * 300, rel=0.05)
 
 
-def write_rows(kind: str, n: int, entries: int) -> Any:
+def make_rows(kind: str, n: int, entries: int) -> Any:
     rng = np.random.default_rng(0)
     if kind == "dense":
         return rng.random((n, 400), dtype=np.float32)
@@ -180,12 +180,12 @@ def write_rows(kind: str, n: int, entries: int) -> Any:
     return sp.csr_array((np.ones(columns.size, "f4"), columns.ravel(), pointers), (n, 2000))
 
 
-def _fit(place: Path, x: Any, block_rows: int) -> dict[str, Any]:
+def _fit(folder: Path, x: Any, block_rows: int) -> dict[str, Any]:
     """Fit in a process of its own; return its peak and planned memory in bytes, and ``ks_`` of the model."""
-    place.mkdir()
-    sl.Dataset.from_arrays(x).save(place / "rows.zarr")
+    folder.mkdir()
+    sl.Dataset.from_arrays(x).save(folder / "rows.zarr")
     done = subprocess.run(
-        [sys.executable, "-c", FIT_SCRIPT, str(place / "rows.zarr"), str(place / "run"), str(block_rows)],
+        [sys.executable, "-c", FIT_SCRIPT, str(folder / "rows.zarr"), str(folder / "run"), str(block_rows)],
         capture_output=True,
         text=True,
         timeout=150,
@@ -200,18 +200,18 @@ def _fit(place: Path, x: Any, block_rows: int) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.slow
 def test_the_peak_of_a_fit_stays_under_its_plan(tmp_path: Path, kind: str) -> None:
-    measured = _fit(tmp_path / "fit", write_rows(kind, N_ROWS, 40), COLUMN_BLOCK_ROWS)
+    measured = _fit(tmp_path / "fit", make_rows(kind, N_ROWS, 40), COLUMN_BLOCK_ROWS)
     assert measured["peak"] < measured["plan"] < 3 * measured["peak"]
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.slow
-def test_the_peak_does_not_grow_with_the_rows(
+def test_the_peak_grows_little_with_the_rows(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a cache, more rows take at most a third of their own size as additional memory."""
     monkeypatch.setenv("SCALELATENT_CACHE_BYTES", "0")
-    few, many = (write_rows(kind, n, 200) for n in (N_ROWS // 3, 2 * N_ROWS))
+    few, many = (make_rows(kind, n, 200) for n in (N_ROWS // 3, 2 * N_ROWS))
     peaks = [_fit(tmp_path / str(x.shape[0]), x, 8192)["peak"] for x in (few, many)]
     grown = sl.Dataset.from_arrays(many).nbytes - sl.Dataset.from_arrays(few).nbytes
     assert peaks[1] - peaks[0] < grown / 3

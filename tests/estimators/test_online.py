@@ -34,7 +34,7 @@ def make_model(algorithm: str, **more: Any) -> CapsuleRegression:
 
 
 @pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
-def test_online_algorithms_learn_digits(digits: Arrays, held_out: Arrays, architecture: str) -> None:
+def test_stepwise_em_learns_digits(digits: Arrays, held_out: Arrays, architecture: str) -> None:
     options = {"architecture": architecture, "capsule_dim": 3, "n_epochs": 6}
     model = make_model("stepwise", **options).fit(*digits, validation=held_out)
     assert model.score(*held_out) > 0.8

@@ -27,9 +27,9 @@ def draw_rows(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return (CENTRES[y] + rng.normal(0, 1.2, (n, FEATURES))).astype(np.float32), y
 
 
-def run_graph(model: Any, place: Path, x: np.ndarray) -> dict[str, np.ndarray]:
+def run_graph(model: Any, folder: Path, x: np.ndarray) -> dict[str, np.ndarray]:
     """Save the model as an ONNX graph, run it on rows x with onnxruntime, and return its outputs by name."""
-    file = place / "model.onnx"
+    file = folder / "model.onnx"
     model.to_onnx(file)
     session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]

@@ -169,21 +169,21 @@ def test_files_that_are_not_a_model_are_not_replaced(digits: Arrays, tmp_path: P
 
     from scalelatent.data import Dataset
 
-    place = tmp_path / "results"
-    place.mkdir()
+    folder = tmp_path / "results"
+    folder.mkdir()
     if content == "dataset":
-        Dataset.from_arrays(*digits).save(place)
+        Dataset.from_arrays(*digits).save(folder)
     elif content == "group":
-        zarr.save(str(place), a=np.ones(3))
+        zarr.save(str(folder), a=np.ones(3))
     elif content == "text":
-        (place / "thesis.txt").write_text("years of work")
-    before = sorted(p for p in place.rglob("*") if p.is_file())
+        (folder / "thesis.txt").write_text("years of work")
+    before = sorted(p for p in folder.rglob("*") if p.is_file())
     if content == "nothing":
-        _fit(digits, "plain").save(place, overwrite=True)
+        _fit(digits, "plain").save(folder, overwrite=True)
         return
     with pytest.raises(DataError, match="results exists and is not a saved model, so it is not replaced"):
-        _fit(digits, "plain").save(place, overwrite=True)
-    assert sorted(p for p in place.rglob("*") if p.is_file()) == before
+        _fit(digits, "plain").save(folder, overwrite=True)
+    assert sorted(p for p in folder.rglob("*") if p.is_file()) == before
 
 
 def test_an_incomplete_model_is_replaced(
@@ -218,7 +218,7 @@ def test_parent_folders_are_created(digits: Arrays, tmp_path: Path) -> None:
     assert load_model(str(tmp_path / "a" / "b" / "m.zarr")).n_iter_ == 4
 
 
-def test_a_run_folder_stands_for_its_model(digits: Arrays, tmp_path: Path) -> None:
+def test_a_run_folder_can_be_loaded_as_its_model(digits: Arrays, tmp_path: Path) -> None:
     _fit(digits, "plain").save(tmp_path / "run" / "model.zarr")
     assert load_model(tmp_path / "run").n_iter_ == 4
 

@@ -53,7 +53,7 @@ def test_transform_multiplies_rows_by_the_weights(model: CapsuleRegression, digi
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("n", [1, 2, 257, 600])
-def test_a_row_alone_has_the_same_prediction(
+def test_fewer_rows_have_close_predictions(
     plain_model: CapsuleRegression, digits: Arrays, method: str, n: int
 ) -> None:
     whole = getattr(plain_model, method)(digits[0])[:n]
@@ -213,10 +213,10 @@ def test_the_error_names_another_number_of_features(
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("container", ["numpy", "dataset", "memmap", "dask", "out"])
 @pytest.mark.parametrize("method", METHODS)
-def test_rows_with_nan_are_not_predicted(
+def test_rows_that_are_not_finite_are_not_predicted(
     plain_model: CapsuleRegression, digits: Arrays, tmp_path: Path, method: str, container: str, bad: float
 ) -> None:
-    """A row with NaN has no longest capsule, so any predicted class would be arbitrary."""
+    """A row with NaN or infinity has no longest capsule, so any predicted class would be arbitrary."""
     x = digits[0].astype("f4")
     x[417, 5] = bad
     np.save(tmp_path / "x.npy", x)

@@ -299,7 +299,7 @@ def test_a_users_scorer_is_used(digits: Arrays, held_out: Arrays) -> None:
 def test_a_diverging_candidate_does_not_end_the_search(
     digits: Arrays, held_out: Arrays, models_by_key: Any
 ) -> None:
-    # Weights that start at 1e30 exceed the range of float32 (3e38) after a step.
+    # Weights that start near 1e30 exceed the range of float32 (3e38) in the first pass.
     wild = {"init": "random", "init_scale": 1e30, "nu_schedule": None}
     with pytest.raises((FloatingPointError, ScalelatentError)):
         clone(BASE).set_params(**wild).fit(*digits)
@@ -349,7 +349,7 @@ def test_invalid_input_is_refused_before_work_starts(
     assert not list(tmp_path.rglob("*.rec"))
 
 
-def test_rows_sorted_by_class_give_a_warning(digits: Arrays) -> None:
+def test_folds_of_rows_sorted_by_class_are_refused(digits: Arrays) -> None:
     x, y = digits
     order = np.argsort(y, kind="stable")
     with pytest.raises(

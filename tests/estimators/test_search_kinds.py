@@ -49,7 +49,7 @@ KIND_CASES: dict[str, tuple[Any, dict[str, list[Any]]]] = {
 
 @pytest.fixture
 def rows_by_kind(digits: Arrays, pair: Pair) -> dict[str, Arrays]:
-    """Return rows and labels (for the kind "crbm" inputs and outputs) for a model of each kind."""
+    """Return a dict from the kind of a model to its rows, and its labels, outputs or None."""
     few = digits[0][:200], digits[1][:200] % 4
     images = few[0].reshape(-1, 8, 8) > 7, None
     return {
@@ -252,8 +252,8 @@ def test_rows_selected_by_index_are_those_rows(digits: Arrays, tmp_path: Path) -
     wanted = np.array([599, 0, 7, 8, 9, 300])
     rows = np.sort(wanted)
     for given in (x, scipy.sparse.csr_array(x)):
-        place = tmp_path / type(given).__name__
-        stored = Dataset.from_arrays(given, y, sample_weight=weight).save(place)
+        path = tmp_path / type(given).__name__
+        stored = Dataset.from_arrays(given, y, sample_weight=weight).save(path)
         for ds in (stored, stored[100:], Dataset.from_arrays(given, y, sample_weight=weight)):
             at = rows[rows < len(ds)]
             some, first = select_rows(ds, wanted[wanted < len(ds)]), len(y) - len(ds)
@@ -261,7 +261,7 @@ def test_rows_selected_by_index_are_those_rows(digits: Arrays, tmp_path: Path) -
             np.testing.assert_array_equal(read.toarray() if some.is_sparse else read, x[first + at])
             np.testing.assert_array_equal(some.read_y(0, len(at)), y[first + at])
             np.testing.assert_array_equal(some.read_weight(1, 3), weight[first + at[1:3]])
-        kept = select_rows(stored, wanted).save(f"{place}-some")
+        kept = select_rows(stored, wanted).save(f"{path}-some")
         np.testing.assert_array_equal(kept.read_y(0, 6), y[rows])
 
 

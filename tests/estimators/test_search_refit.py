@@ -24,9 +24,9 @@ def test_the_refit_is_stored_next_to_the_search(
     digits: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    place = f"memory://search-{uuid.uuid4().hex[:8]}"
-    Search(BASE, GRID, cv=2).fit(*digits, run_dir=place, engine=SMALL)
-    assert list(locate(place).at("refit/engine").keys(""))
+    url = f"memory://search-{uuid.uuid4().hex[:8]}"
+    Search(BASE, GRID, cv=2).fit(*digits, run_dir=url, engine=SMALL)
+    assert list(locate(url).at("refit/engine").keys(""))
     assert list(tmp_path.iterdir()) == []
 
 

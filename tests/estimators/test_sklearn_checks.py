@@ -1,4 +1,4 @@
-"""All estimators pass the checks of scikit-learn, except for checks that are listed with a reason."""
+"""Estimators pass the checks of scikit-learn, except for checks that are listed with a reason."""
 
 from __future__ import annotations
 

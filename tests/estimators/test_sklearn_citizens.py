@@ -147,7 +147,7 @@ def test_a_search_works_inside_a_pipeline_and_cross_validation(digits: Arrays) -
     assert (twin.estimator.max_iter, search.estimator.max_iter) == (3, 8)
 
 
-def test_private_helpers_of_scikit_learn_are_in_one_place() -> None:
+def test_private_names_of_scikit_learn_are_in_one_module() -> None:
     package, found = Path(sl.__file__).parent, set()
     for file in package.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""Estimators get the same bits from CSR rows as from dense rows, and refuse rows that are too wide."""
+"""Capsule regression gets the same bits from CSR rows as from dense rows, and refuses too wide rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_csr_rows_give_the_bits_of_dense_rows(digits: Any, projection: int | Non
     assert (out.read_y(0, len(y)) == y).all()
 
 
-def test_a_map_keeps_labels_of_both_kinds(digits: Any, tmp_path: Path) -> None:
+def test_transform_keeps_multi_labels_and_targets(digits: Any, tmp_path: Path) -> None:
     x, y = digits[0][:200], digits[1][:200]
     model = _fit(x, y)
     topics = sp.csr_array(np.eye(10, dtype="u1")[y])

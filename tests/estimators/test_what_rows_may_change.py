@@ -1,4 +1,4 @@
-"""One table declares, for all models, how a change of the rows of a fit affects its result.
+"""One table declares, for nine models, how a change of the rows of a fit affects its result.
 
 Each model is fitted twice, before and after a change of the rows, and gives results for the same held-out
 rows. An entry of the table declares the relation of the two results:

@@ -1,4 +1,4 @@
-"""Stand-in for an estimator, so that tests of running jobs need no real fit."""
+"""Fixtures for tests of jobs: a stand-in for an estimator, a small dataset, and a folder with a job file."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PARAMETERS = {
 
 
 class FakeEstimator:
-    """Stand-in that only counts passes; it resumes from the count in the file ``engine/passes``."""
+    """Estimator that only counts passes, in place of a fit; it resumes from the file ``engine/passes``."""
 
     _kind = "capsule"
     fail: BaseException | None = None  # Exception that ``fit`` raises after pass 2.
-    before_pass: Any = None
+    before_pass: Any = None  # Function of the pass number that ``fit`` calls before each pass.
 
     def __init__(self, **params: Any) -> None:
         self.params = params
@@ -134,7 +134,7 @@ def write_small_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_small_dataset: Path) -> SimpleNamespace:
+def job_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_small_dataset: Path) -> SimpleNamespace:
     """Change into a new folder with a dataset, ``small.zarr``, and a job file; return their paths."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("SCALELATENT_") and "__" in name]:

@@ -144,7 +144,7 @@ def test_the_commands_from_data_to_restored_images(tmp_path: Path) -> None:
         assert name == "flips" or found.json()["all"] == pytest.approx(reported["test_error"])
 
 
-def test_a_plain_rbm_is_a_job(job_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_may_fit_a_plain_rbm(job_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job with ``conditional=false`` learns rows alone; if it also has outputs, it is refused."""
     monkeypatch.setattr(runner, "_report", lambda *_: None)
     text = JOB.format(folder=job_folder).replace("x.zarr", "v.zarr")

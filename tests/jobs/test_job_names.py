@@ -1,4 +1,4 @@
-"""Jobs compare the feature names of their datasets, before any work."""
+"""Jobs, and commands on a run, refuse datasets with other feature names than those of the fit."""
 
 from __future__ import annotations
 

@@ -49,16 +49,16 @@ def run_command(*arguments: str, cwd: Path, code: int = 0) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: Any) -> Path:
     """Return a folder with a run of the job, and datasets with and without labels."""
-    place = tmp_path_factory.mktemp("mbn")
+    path = tmp_path_factory.mktemp("mbn")
     x, y = load_digits(return_X_y=True)
-    Dataset.from_arrays(x[:600].astype(np.uint8), y[:600]).save(str(place / "x.zarr"))
-    Dataset.from_arrays(x[:50].astype(np.uint8)).save(str(place / "bare.zarr"))
-    (place / "job.toml").write_text(JOB)
-    reported = json.loads(run_command("fit", "job.toml", "--json", cwd=place))
+    Dataset.from_arrays(x[:600].astype(np.uint8), y[:600]).save(str(path / "x.zarr"))
+    Dataset.from_arrays(x[:50].astype(np.uint8)).save(str(path / "bare.zarr"))
+    (path / "job.toml").write_text(JOB)
+    reported = json.loads(run_command("fit", "job.toml", "--json", cwd=path))
     assert reported["state"] == "done"
     assert 0.4 < reported["test_nmi"] <= 1
-    assert Path(place, reported["report"]).exists()
-    return place
+    assert Path(path, reported["report"]).exists()
+    return path
 
 
 def test_a_run_has_scores(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""`plan` uses the workers that a job will start, with the memory limits that Dask gives them."""
+"""`plan` shows time, memory and disk space of a job, for the workers that the job will start."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_plan_reads_memory_limits_like_the_cluster_that_the_job_starts(limit, 
     assert worker_bytes(ClusterSection(workers=8, threads=1, memory_limit=limit)) == expected
 
 
-def test_estimator_receives_the_job_values(workplace, use_fake_estimator, monkeypatch):
+def test_estimator_receives_the_job_values(job_paths, use_fake_estimator, monkeypatch):
     reported = {}
 
     def plan(self, train, **options):
@@ -48,13 +48,13 @@ def test_estimator_receives_the_job_values(workplace, use_fake_estimator, monkey
     monkeypatch.setattr(planning, "build_estimator", lambda job: use_fake_estimator(**job.estimator_params()))
     monkeypatch.setattr(use_fake_estimator, "plan", plan)
     settings = ["cluster.workers=3", "cluster.threads=2", "cluster.memory_limit=1GiB"]
-    assert plan_job(load_job(workplace.job, settings=settings)) == {"peak_bytes": 1}
+    assert plan_job(load_job(job_paths.job, settings=settings)) == {"peak_bytes": 1}
     workers = reported["client"].scheduler_info(n_workers=-1)["workers"]
     assert list(workers.values()) == [{"nthreads": 2, "memory_limit": 2**30}] * 3
     assert reported["memory_limit"] == 2**30
     assert reported["rows"] == 300
     assert reported["validation"].n_rows == 50
-    plan_job(load_job(workplace.job))
+    plan_job(load_job(job_paths.job))
     assert reported["client"] is None
     assert reported["memory_limit"] is None
 
@@ -74,7 +74,7 @@ def test_refusals_pass_and_bare_errors_become_job_errors():
     ("device", "words"),
     [("auto", "cpu 1 worker, gpu 2 workers"), ("gpu", "gpu 2 workers"), ("cpu", "cpu 3 workers")],
 )
-def test_plan_shows_which_devices_compute(workplace, use_fake_estimator, monkeypatch, device, words):
+def test_plan_shows_which_devices_compute(job_paths, use_fake_estimator, monkeypatch, device, words):
     """If CPUs and GPUs share the rows, the plan also states how much results may differ."""
     from contextlib import nullcontext
     from types import SimpleNamespace
@@ -84,7 +84,7 @@ def test_plan_shows_which_devices_compute(workplace, use_fake_estimator, monkeyp
     monkeypatch.setattr(use_fake_estimator, "plan", lambda self, train, **options: {"peak_bytes": 1})
     monkeypatch.setattr(planning, "connect", lambda job, client, tell: nullcontext(client))
     monkeypatch.setattr(planning, "build_estimator", lambda job: use_fake_estimator())
-    job = load_job(workplace.job)
+    job = load_job(job_paths.job)
     monkeypatch.setattr(type(job), "estimator_params", lambda self: {"device": device})
     reported = plan_job(job, client=client)
     assert reported["devices"] == words

@@ -52,7 +52,7 @@ def run(*words: Any) -> Any:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def test_a_fit_with_a_run_dir_is_a_run(tmp_path, rows):
+def test_a_fit_with_run_dir_has_state_log_and_report(tmp_path, rows):
     fitted = model(random_state=3).fit(rows[:60], validation=rows[60:], run_dir=tmp_path / "run")
     state = json.loads(run("status", tmp_path / "run", "--json").output)
     assert (state["state"], state["pass"], state["kind"]) == ("done", 4, "capsule")

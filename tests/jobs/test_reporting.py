@@ -1,4 +1,4 @@
-"""`scalelatent report RUN DATA` writes a report of a finished run, with figures computed on rows of DATA."""
+"""`scalelatent report RUN DATA` adds figures of rows of DATA; wrong folders and rows are refused."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_given_rows_fill_the_sections_that_need_rows(fitted_folder: Any, tmp_pat
     assert "at hand" not in page
 
 
-def test_rows_of_another_kind_are_refused(fitted_folder: Any, tmp_path: Path) -> None:
+def test_rows_of_another_width_are_refused(fitted_folder: Any, tmp_path: Path) -> None:
     fitted_folder("capsule")
     sl.Dataset.from_arrays(CLUSTERED[:, :9]).save(tmp_path / "other.zarr")
     said = run_command("report", "run", "other.zarr", cwd=tmp_path, code=2).err
@@ -176,7 +176,7 @@ def test_a_folder_in_place_of_a_job_file_is_described(places: Path, tmp_path: Pa
     )
 
 
-def test_a_run_without_a_model_names_none(places: Path, tmp_path: Path) -> None:
+def test_attach_names_no_model_if_there_is_none(places: Path, tmp_path: Path) -> None:
     shutil.copytree(places / "runs" / "run", tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "model.zarr")
     assert "model.zarr" not in run_command("attach", "run", cwd=tmp_path).out

@@ -1,4 +1,4 @@
-"""A run folder has complete files and one driver (process that runs the fit), and keeps foreign data."""
+"""A run folder has whole files and one driver (process that runs the fit); other folders are refused."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_states_are_checked_and_written_whole(folder, monkeypatch):
     assert not list(folder.path.glob(".*.tmp"))
 
 
-def test_the_error_names_damaged_files(folder):
+def test_the_error_names_a_missing_job_file(folder):
     (folder.path / "job.json").unlink()
     with pytest.raises(JobError, match=r"has no job\.json"):
         folder.read_job()

@@ -25,9 +25,9 @@ from scalelatent.monitor.events import RunLog
 
 
 @pytest.fixture
-def prepare_run(workplace, use_fake_estimator):
+def prepare_run(job_paths, use_fake_estimator):
     def prepare(*settings):
-        job = load_job(workplace.job, settings=settings)
+        job = load_job(job_paths.job, settings=settings)
         return job, RunFolder.create(job.job.out, job)
 
     return prepare
@@ -252,7 +252,7 @@ def test_callbacks_of_the_user_are_called(prepare_run):
         ("data.target=small.zarr", "learns no outputs"),
     ],
 )
-def test_missing_rows_are_an_error_before_the_fit(prepare_run, setting, message):
+def test_invalid_data_sections_are_an_error_before_the_fit(prepare_run, setting, message):
     job, folder = prepare_run(setting)
     with pytest.raises(JobError, match=message):
         run_job(job, folder)
@@ -265,29 +265,29 @@ def test_an_unreachable_scheduler_is_an_error(prepare_run):
         run_job(job, folder)
 
 
-def test_a_refused_job_leaves_no_folder(workplace, use_fake_estimator):
-    job = load_job(workplace.job, settings=["data.train_rows=0:401"])
+def test_a_refused_job_leaves_no_folder(job_paths, use_fake_estimator):
+    job = load_job(job_paths.job, settings=["data.train_rows=0:401"])
     with pytest.raises(JobError, match="exceed"):
         run_new_job(job)
-    assert not workplace.run.exists()
-    workplace.run.mkdir()
+    assert not job_paths.run.exists()
+    job_paths.run.mkdir()
     with pytest.raises(JobError, match="exceed"):
         run_new_job(job)
-    assert list(workplace.run.iterdir()) == []  # The folder of the user stays.
+    assert list(job_paths.run.iterdir()) == []  # The folder of the user stays.
 
 
-def test_a_folder_that_another_driver_uses_is_not_removed(workplace, use_fake_estimator):
+def test_a_folder_that_another_driver_uses_is_not_removed(job_paths, use_fake_estimator):
     """The test imitates another process that resumes a run between its creation and the start of its fit."""
-    job, other = load_job(workplace.job), ExitStack()
+    job, other = load_job(job_paths.job), ExitStack()
 
     def lock_first(line):
         if line.startswith("run "):
-            other.enter_context(RunFolder.open(workplace.run).lock())
+            other.enter_context(RunFolder.open(job_paths.run).lock())
 
     with other:
         with pytest.raises(RunError, match="is driven by process"):
             run_new_job(job, print_line=lock_first)
-        assert RunFolder.open(workplace.run).read_job() == job
+        assert RunFolder.open(job_paths.run).read_job() == job
 
 
 @pytest.mark.parametrize("trouble", ["silence", "closed"])

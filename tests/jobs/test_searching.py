@@ -39,7 +39,7 @@ def dataset_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_job(kind: str, search: dict[str, Any] | None = None, **data: str) -> Job:
+def make_job(kind: str, search: dict[str, Any] | None = None, **data: str) -> Job:
     params, grid = MODELS[kind]
     rows = {"train": "x.zarr", "target": "v.zarr"} if kind == "crbm" else {"train": "rows.zarr"}
     return resolve(
@@ -65,7 +65,7 @@ def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("kind", MODELS)
 def test_best_candidate_becomes_the_model_of_the_run(dataset_folder: Path, kind: str) -> None:
-    job = write_job(kind)
+    job = make_job(kind)
     result = _fit(job)
     state, reported = result.folder.read_state(), json.loads((dataset_folder / "run/search.json").read_text())
     _, grid = MODELS[kind]
@@ -86,7 +86,7 @@ def test_best_candidate_becomes_the_model_of_the_run(dataset_folder: Path, kind:
 @pytest.mark.usefixtures("without_report", "dataset_folder")
 @pytest.mark.parametrize("kind", MODELS)
 def test_an_interrupted_search_job_resumes(kind: str, tmp_path: Path) -> None:
-    job = write_job(kind)
+    job = make_job(kind)
     folder = RunFolder.create("run", job)
     with pytest.raises(KeyboardInterrupt):
         runner.run_job(job, folder, callbacks=[InterruptAt(5, "stage", "pass_end", "event")])
@@ -154,7 +154,7 @@ def test_plan_counts_the_memory_of_all_fits_in_a_shared_pass(dataset_folder: Pat
 )
 def test_an_invalid_search_is_refused(search: dict[str, Any], data: dict[str, str], message: str) -> None:
     with pytest.raises(JobError, match=message):
-        write_job("capsule", search, **data)
+        make_job("capsule", search, **data)
 
 
 @pytest.mark.usefixtures("dataset_folder")
@@ -164,13 +164,13 @@ def test_a_refused_search_creates_no_run_folder() -> None:
         {"grid": {"momentum": [0.5]}, "scoring": "roc", "cv": 2},
     ):
         with pytest.raises(JobError, match="momentum=2.0|scoring='roc'"):
-            runner.run_new_job(write_job("capsule", search))
+            runner.run_new_job(make_job("capsule", search))
         assert not Path("run").exists()
 
 
 def test_seed_draws_candidates_from_the_grid() -> None:
     grid = {"capsule_dim": list(range(1, 20)), "momentum": [0.0, 0.5]}
-    drawn = [candidates_of(write_job("capsule", {"grid": grid, "n_iter": n})) for n in (3, 3, 1000)]
+    drawn = [candidates_of(make_job("capsule", {"grid": grid, "n_iter": n})) for n in (3, 3, 1000)]
     assert drawn[0] == drawn[1]
     assert [len(one) for one in drawn] == [3, 3, 38]
 
@@ -181,7 +181,7 @@ def test_a_job_without_a_search_is_written_as_before() -> None:
     )
     assert "search" not in job.to_dict()
     assert Job.from_dict(job.to_dict()) == job
-    searched = write_job("mbn")
+    searched = make_job("mbn")
     assert Job.from_dict(json.loads(json.dumps(searched.to_dict()))) == searched
     assert searched.origins["search.grid"] == "job file"
 

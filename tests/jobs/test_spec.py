@@ -123,7 +123,7 @@ def test_the_cache_is_a_setting_that_a_resume_may_change():
             override(job, [f"engine.cache={wrong}"])
 
 
-def test_resume_may_change_the_cluster_only():
+def test_a_resume_may_change_the_cluster():
     job = resolve(change_job(cluster={"workers": 2}), environ={})
     assert override(job, ["cluster.workers=4"]).cluster.workers == 4
     moved = override(job, ["cluster.scheduler=tcp://h:1"])

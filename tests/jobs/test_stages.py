@@ -45,18 +45,18 @@ class StageRecorder(sl.Callback):
 
 
 @pytest.mark.parametrize("kind", JOBS)
-def test_scoring_and_report_are_stages(kind: str, workplace: SimpleNamespace) -> None:
-    text = workplace.job.read_text().replace("[model]", f"[model]\n{JOBS[kind]}")
+def test_scoring_and_report_are_stages(kind: str, job_paths: SimpleNamespace) -> None:
+    text = job_paths.job.read_text().replace("[model]", f"[model]\n{JOBS[kind]}")
     text = text.replace('kind = "capsule"', f'kind = "{kind}"')
     text = text.replace('capsule_dim = 2\n        max_iter = 5\n        tol = "none"', "")
     if kind == "crbm":
         x = (np.random.default_rng(0).normal(size=(400, 16)) > 0).astype("u1")
-        sl.Dataset.from_arrays(x, x).save(workplace.data, overwrite=True)
+        sl.Dataset.from_arrays(x, x).save(job_paths.data, overwrite=True)
     if kind == "mbn":
         text = text.replace('validation = "small.zarr"', "").replace('validation_rows = "300:350"', "")
-    workplace.job.write_text(text)
-    watch = StageRecorder(workplace.run)
-    run_new_job(load_job(workplace.job), callbacks=[watch])
+    job_paths.job.write_text(text)
+    watch = StageRecorder(job_paths.run)
+    run_new_job(load_job(job_paths.job), callbacks=[watch])
     assert watch.stages[-3:] == ["saving", "scoring", "report"]
     for stage in ("scoring", "report"):
         done, total = watch.progress[stage][-1]
@@ -70,24 +70,24 @@ def test_scoring_and_report_are_stages(kind: str, workplace: SimpleNamespace) ->
     assert "0 of 50" in watch.status
 
 
-def test_scoring_can_be_cancelled_and_repeated(workplace: SimpleNamespace) -> None:
+def test_a_run_cancelled_at_its_report_resumes_and_writes_the_report(job_paths: SimpleNamespace) -> None:
     class Stop(sl.Callback):
         def on_stage(self, info: dict[str, Any]) -> None:
             if info["stage"] == "report":
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_new_job(load_job(workplace.job), callbacks=[Stop()])
-    assert CliRunner().invoke(app, ["resume", str(workplace.run)]).exit_code == 0
-    assert RunFolder(workplace.run).has_report
+        run_new_job(load_job(job_paths.job), callbacks=[Stop()])
+    assert CliRunner().invoke(app, ["resume", str(job_paths.run)]).exit_code == 0
+    assert RunFolder(job_paths.run).has_report
 
 
-def test_compilation_for_scoring_is_reported(use_fake_estimator: Any, workplace: SimpleNamespace) -> None:
+def test_compilation_for_scoring_is_reported(use_fake_estimator: Any, job_paths: SimpleNamespace) -> None:
     def score(self: Any, rows: Any, **kwargs: Any) -> float:
         return float(make_fresh_kernel()(0))
 
     use_fake_estimator.score = score
     log = HookLog()
-    run_new_job(load_job(workplace.job), callbacks=[log])
+    run_new_job(load_job(job_paths.job), callbacks=[log])
     events = [info["event"] for info in log.infos("event")]
     assert events == ["compiling_kernels", "kernel_compiled"]

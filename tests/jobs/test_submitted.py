@@ -1,4 +1,4 @@
-"""Run folders, requests to cancel, and the search for jobs are tested without a cluster."""
+"""Submitted jobs, without a cluster: run folders, messages, cancellation, search, and checks of workers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from scalelatent.storage.disk import locate
 
 
 @pytest.fixture
-def folder(workplace):
-    job = load_job(workplace.job)
+def folder(job_paths):
+    job = load_job(job_paths.job)
     return RunFolder.create(job.job.out, job)
 
 
@@ -36,13 +36,13 @@ def folder(workplace):
 
 
 @pytest.mark.parametrize("url", ["disk", "memory://creates-once"])
-def test_only_one_of_many_processes_creates_a_file(tmp_path, url):
-    place = locate(tmp_path / url if url == "disk" else url)
+def test_only_one_of_many_threads_creates_a_file(tmp_path, url):
+    location = locate(tmp_path / url if url == "disk" else url)
     together, made = threading.Barrier(8), []
 
     def create(number):
         together.wait(10)
-        made.append((place.create("job.json", b"%d" % number), number))
+        made.append((location.create("job.json", b"%d" % number), number))
 
     threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -51,16 +51,16 @@ def test_only_one_of_many_processes_creates_a_file(tmp_path, url):
         thread.join(10)
     winners = [number for success, number in made if success]
     assert len(made) == 8
-    assert [b"%d" % number for number in winners] == [place.read("job.json")]
-    assert place.keys("") == ["job.json"]
+    assert [b"%d" % number for number in winners] == [location.read("job.json")]
+    assert location.keys("") == ["job.json"]
 
 
-def test_a_folder_that_another_process_just_took_is_refused(workplace, folder, monkeypatch):
+def test_a_folder_that_another_process_just_took_is_refused(job_paths, folder, monkeypatch):
     other = RunFolder(folder.url)
     # Imitate a process that creates its run after the check has found an empty folder.
     monkeypatch.setattr(type(other.location), "is_empty", lambda self: True)
     with pytest.raises(JobError, match=r"already contains a run \(state: queued\)"):
-        RunFolder.create(folder.url, load_job(workplace.job))
+        RunFolder.create(folder.url, load_job(job_paths.job))
 
 
 # -- messages while a slow step is waited for ----------------------------------------------------------------
@@ -76,7 +76,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("slow", STEPS)
-def test_submit_reports_what_a_slow_step_waits_for(workplace, monkeypatch, slow):
+def test_submit_reports_what_a_slow_step_waits_for(job_paths, monkeypatch, slow):
     reported = threading.Event()
 
     def step(name):
@@ -112,7 +112,7 @@ def test_submit_reports_what_a_slow_step_waits_for(workplace, monkeypatch, slow)
     ):
         monkeypatch.setattr(submit, name, step(name))
     with pytest.raises(JobError, match="the step ended"):
-        submit.submit_job(load_job(workplace.job), scheduler="tcp://10.0.0.1:8786", print_line=tell)
+        submit.submit_job(load_job(job_paths.job), scheduler="tcp://10.0.0.1:8786", print_line=tell)
 
 
 def test_submit_prints_nothing_for_quick_steps():
@@ -180,8 +180,8 @@ def test_progress_is_written_at_most_once_per_second(folder):
 # -- requests to stop ----------------------------------------------------------------------------------------
 
 
-def test_a_request_to_cancel_reaches_a_fit_in_another_thread(workplace, use_fake_estimator):
-    job = load_job(workplace.job, settings=["model.max_iter=1000"])
+def test_a_request_to_cancel_reaches_a_fit_in_another_thread(job_paths, use_fake_estimator):
+    job = load_job(job_paths.job, settings=["model.max_iter=1000"])
     folder = RunFolder.create(job.job.out, job)
     use_fake_estimator.before_pass = staticmethod(lambda number: time.sleep(0.02))
     ended = []
@@ -240,7 +240,7 @@ def test_a_job_without_a_driver_is_cancelled(folder):
 # -- search for jobs, and display of their progress ----------------------------------------------------------
 
 
-def test_a_job_is_found_by_its_folder_or_below_it(workplace, folder, monkeypatch):
+def test_a_job_is_found_by_its_folder_or_below_it(job_paths, folder, monkeypatch):
     monkeypatch.delenv("SCALELATENT_CLUSTER__SCHEDULER", raising=False)
     for name in (folder.url, "run", "./run", folder.id):
         assert control.find_job(name).url == folder.url

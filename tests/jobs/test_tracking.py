@@ -30,7 +30,7 @@ from tests.helpers import find_free_port, server_answers, wait_for
 
 
 class FakeServer:
-    """Stand-in for a tracking server: its runs by id, and a function that is called at each request."""
+    """Stand-in for a tracking server: its runs by id, and a function that may delay or refuse requests."""
 
     def __init__(self) -> None:
         self.runs: dict[str, dict[str, Any]] = {}
@@ -105,13 +105,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
 
 
 @pytest.fixture
-def job(workplace: Any, use_fake_estimator: Any) -> Callable[..., Job]:
+def job(job_paths: Any, use_fake_estimator: Any) -> Callable[..., Job]:
     """Return a function that adds callbacks to the job file, and returns the job."""
 
     def make(text: str = 'kind = "mlflow"') -> Job:
-        with workplace.job.open("a") as file:
+        with job_paths.job.open("a") as file:
             file.write(f"\n[[callbacks]]\n{text}\n")
-        return load_job(workplace.job)
+        return load_job(job_paths.job)
 
     return make
 
@@ -292,11 +292,11 @@ def test_mistakes_are_refused_when_the_job_is_read(job: Any, text: str, says: st
         job(text)
 
 
-def test_table_in_place_of_a_list_is_refused(workplace: Any) -> None:
-    with workplace.job.open("a") as file:
+def test_table_in_place_of_a_list_is_refused(job_paths: Any) -> None:
+    with job_paths.job.open("a") as file:
         file.write('\n[callbacks]\nkind = "mlflow"\n')
     with pytest.raises(JobError, match=r"write \[\[callbacks\]\], with two brackets"):
-        load_job(workplace.job)
+        load_job(job_paths.job)
 
 
 def test_without_mlflow_the_run_does_not_start(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,8 +335,8 @@ def test_the_real_server_receives_a_run(job: Any, real_server: str) -> None:
     _, lines = run(job(f'kind = "mlflow"\nuri = "{real_server}"\nexperiment = "tried"'))
     assert not [line for line in lines if "MLflow" in line], lines
     client = mlflow.MlflowClient(tracking_uri=real_server)
-    place = client.get_experiment_by_name("tried").experiment_id
-    (reported,) = client.search_runs([place])
+    experiment = client.get_experiment_by_name("tried").experiment_id
+    (reported,) = client.search_runs([experiment])
     assert reported.info.status == "FINISHED"
     assert reported.data.params["model.capsule_dim"] == "2"
     assert reported.data.metrics["test_error"] == 0.25

@@ -1,4 +1,4 @@
-"""Fixtures that start a scheduler with the page Scalelatent, and a worker, in this process."""
+"""Fixtures that start a scheduler with the page Scalelatent in this process, and read its pages and JSON."""
 
 from __future__ import annotations
 

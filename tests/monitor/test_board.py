@@ -185,7 +185,7 @@ def test_driver_without_messages_is_silent() -> None:
     assert silent["rows_per_s"] is None
 
 
-def test_workers_pools_and_losses() -> None:
+def test_the_board_shows_workers_device_pools_and_lost_workers() -> None:
     board = JobBoard()
     now = feed_fit(board, "r", 2)
     for second in range(6):
@@ -303,8 +303,8 @@ def test_texts_are_clipped() -> None:
     assert len(to_json(snapshot(board, {}, "r" * 999 + "…"))) < 10_000
 
 
-def test_jobs_of_thousands_of_passes_stay_small() -> None:
-    """A job takes about 20 kB on the board, however many passes it has; the test fills a board of 10 jobs."""
+def test_the_size_of_a_job_hardly_depends_on_its_passes() -> None:
+    """A job takes less than 40 kB on the board, and hardly more with 800 passes than with 100."""
 
     def measure_job_bytes(passes: int) -> float:
         tracemalloc.start()
@@ -322,8 +322,8 @@ def test_jobs_of_thousands_of_passes_stay_small() -> None:
             assert sum(bool(job.workers.rows) for job in board.jobs.values()) == 5
             gc.collect()
             # Count only memory of the board and its messages, because threads of earlier tests allocate, too.
-            places = "*scalelatent/monitor/*", "*test_board*"
-            ours = [tracemalloc.Filter(True, place) for place in places]
+            patterns = "*scalelatent/monitor/*", "*test_board*"
+            ours = [tracemalloc.Filter(True, pattern) for pattern in patterns]
             kept = tracemalloc.take_snapshot().filter_traces(ours)
             return sum(trace.size for trace in kept.traces) / 10
         finally:

@@ -37,7 +37,7 @@ def warnings_of_hooks(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str
     logger.removeHandler(caplog.handler)
 
 
-def on_scheduler(watched: SimpleNamespace, function: Callable[[Any], Any]) -> Any:
+def call_on_scheduler(watched: SimpleNamespace, function: Callable[[Any], Any]) -> Any:
     async def call() -> Any:
         return function(watched.scheduler)
 
@@ -57,7 +57,7 @@ def test_routes_have_the_prefix_of_the_dashboard(watched: SimpleNamespace, get: 
     scheduler = watched.scheduler
     assert hooks.route_prefix(scheduler) == "/"
     del scheduler.http_application._scalelatent_routes
-    assert on_scheduler(watched, lambda s: hooks.add_routes(s, [("/hello", Hello, {})])) is True
+    assert call_on_scheduler(watched, lambda s: hooks.add_routes(s, [("/hello", Hello, {})])) is True
     assert get(f"{watched.base}/hello") == (200, "hello")
     rules = len(scheduler.http_application.default_router.rules)
     # Existing routes are not added twice.
@@ -108,7 +108,7 @@ def test_suspicion_of_a_task_is_reset(watched: SimpleNamespace) -> None:
     assert hooks.reset_suspicion(watched.scheduler, "no such task") is False
 
 
-def test_span_gets_a_last_retry(watched: SimpleNamespace, warnings_of_hooks: Any) -> None:
+def test_running_spans_are_listed_and_bound(watched: SimpleNamespace, warnings_of_hooks: Any) -> None:
     import dask
 
     (worker,) = hooks.loads(watched.scheduler)
@@ -129,7 +129,7 @@ def test_span_gets_a_last_retry(watched: SimpleNamespace, warnings_of_hooks: Any
     assert warnings_of_hooks() == []
 
 
-def test_running_tasks_of_a_worker_are_listed(watched: SimpleNamespace, warnings_of_hooks: Any) -> None:
+def test_running_tasks_of_a_worker_are_counted(watched: SimpleNamespace, warnings_of_hooks: Any) -> None:
     from scalelatent.engine.dask.trial import count_running_tasks
 
     def busy(dask_worker: Any = None) -> int:
@@ -151,10 +151,10 @@ def test_a_held_task_survives_its_client(watched: SimpleNamespace) -> None:
     with Client(watched.scheduler.address, timeout=30, set_as_default=False) as other:
         future = other.submit(int, 7, key=key, pure=False)
         future.result(timeout=30)
-        assert on_scheduler(watched, lambda s: hooks.hold_task(s, key)) is True
-        assert on_scheduler(watched, lambda s: hooks.hold_task(s, "no such task")) is False
+        assert call_on_scheduler(watched, lambda s: hooks.hold_task(s, key)) is True
+        assert call_on_scheduler(watched, lambda s: hooks.hold_task(s, "no such task")) is False
     assert key in watched.scheduler.tasks
-    on_scheduler(watched, lambda s: s.client_releases_keys([key], "fire-and-forget"))
+    call_on_scheduler(watched, lambda s: s.client_releases_keys([key], "fire-and-forget"))
 
 
 def test_tasks_with_a_name_are_not_stolen(watched: SimpleNamespace) -> None:
@@ -165,9 +165,9 @@ def test_tasks_with_a_name_are_not_stolen(watched: SimpleNamespace) -> None:
         return scheduler.extensions["stealing"].steal_time_ratio(task)
 
     try:
-        assert on_scheduler(watched, ratio) == (0, 0)
-        assert on_scheduler(watched, lambda s: hooks.disable_stealing(s, "toy_estep_pool")) is True
-        assert on_scheduler(watched, ratio) == (None, None)
+        assert call_on_scheduler(watched, ratio) == (0, 0)
+        assert call_on_scheduler(watched, lambda s: hooks.disable_stealing(s, "toy_estep_pool")) is True
+        assert call_on_scheduler(watched, ratio) == (None, None)
     finally:
         stealing.fast_tasks.discard("toy_estep_pool")
 
@@ -307,12 +307,12 @@ def _owner(node: ast.expr) -> str | None:
 def test_no_other_module_uses_private_names_of_dask() -> None:
     package, found = Path(hooks.__file__).parents[2], set()
     for file in package.rglob("*.py"):
-        place = file.relative_to(package).as_posix()
-        # The file hooks.py may use private names of Dask. In board.py, these words name tables of job files.
-        if place in ("engine/dask/hooks.py", "monitor/board.py") or "distributed" not in file.read_text():
+        path = file.relative_to(package).as_posix()
+        # The file hooks.py may use private names of Dask. In board.py, a worker is a row of the board.
+        if path in ("engine/dask/hooks.py", "monitor/board.py") or "distributed" not in file.read_text():
             continue
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             owner = _owner(node.value) if isinstance(node, ast.Attribute) else None
             if owner and node.attr not in f"{DOCUMENTED[owner]} {STEADY[owner]} {PLAIN}".split():
-                found.add((place, owner, node.attr))
+                found.add((path, owner, node.attr))
     assert found == ELSEWHERE

@@ -21,7 +21,7 @@ from .conftest import start
 pytestmark = pytest.mark.cluster
 
 
-def reported_jobs(scheduler: Any, kind: str) -> list[dict[str, Any]]:
+def list_messages(scheduler: Any, kind: str) -> list[dict[str, Any]]:
     return [message for _, message in scheduler.get_events("scalelatent") if message.get("kind") == kind]
 
 
@@ -183,8 +183,8 @@ def test_lost_workers_are_reported_and_drivers_survive(tmp_path: Path) -> None:
             name = scheduler.workers[victim].name
             cluster.scale(n=len(cluster.workers) + 1)
             wait_for(lambda: len(scheduler.workers) > 1)
-            client.sync(remove_plugin, scheduler, victim)
-            lost = reported_jobs(scheduler, "lost")[-1]
+            client.sync(lose_worker, scheduler, victim)
+            lost = list_messages(scheduler, "lost")[-1]
             assert lost["worker"] == victim
             assert lost["name"] == str(name)
             assert "scalelatent-job-x-1234" in lost["keys"]
@@ -194,7 +194,7 @@ def test_lost_workers_are_reported_and_drivers_survive(tmp_path: Path) -> None:
         assert driver.result(timeout=30) == "done"
         with pytest.raises(KilledWorker):
             other.result(timeout=30)
-        assert len(reported_jobs(scheduler, "lost")) == 3
+        assert len(list_messages(scheduler, "lost")) == 3
         board = scheduler.plugins[PLUGIN].board
         assert board.lost_total == 3
         assert board.lost[0]["tasks"] == ["other", "scalelatent-job-x-1234"]
@@ -205,7 +205,7 @@ def find_worker_address(scheduler: Any, key: str) -> str | None:
     return None if task is None else getattr(task.processing_on, "address", None)
 
 
-async def remove_plugin(scheduler: Any, address: str) -> None:
+async def lose_worker(scheduler: Any, address: str) -> None:
     await scheduler.remove_worker(address, stimulus_id="test", expected=False)
 
 
@@ -215,12 +215,12 @@ def test_a_worker_that_is_retired_is_not_lost() -> None:
     with start() as cluster, Client(cluster, timeout=30, set_as_default=False) as client:
         assert monitor.install(client) == ""
         client.retire_workers(list(cluster.scheduler.workers))
-        wait_for(lambda: reported_jobs(cluster.scheduler, "lost"))
-        assert reported_jobs(cluster.scheduler, "lost")[0]["expected"] is True
+        wait_for(lambda: list_messages(cluster.scheduler, "lost"))
+        assert list_messages(cluster.scheduler, "lost")[0]["expected"] is True
         assert cluster.scheduler.plugins[PLUGIN].board.lost_total == 0
 
 
-def test_thousand_passes_cost_the_driver_little(watched: SimpleNamespace, jobs: Any) -> None:
+def test_thousands_of_passes_cost_the_driver_little(watched: SimpleNamespace, jobs: Any) -> None:
     log = ClusterLog(watched.client, "/runs/fast", job="fast-1", model="capsule")
     begin = time.monotonic()
     for number in range(1, 2001):
@@ -248,11 +248,11 @@ def test_a_restarted_scheduler_learns_the_job_of_running_passes(
     log.on_wait()  # Only the first of these two calls sends a message.
     log.on_wait()
     jobs(watched.base, "late-77", until=lambda a: a["job"]["model"] == "capsule")
-    assert len([m for m in reported_jobs(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 1
+    assert len([m for m in list_messages(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 1
     monkeypatch.setattr("scalelatent.monitor.publish.INTRODUCE_SECONDS", 0.0)
     log.on_wait()
     assert log.flush(10)
-    assert len([m for m in reported_jobs(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 2
+    assert len([m for m in list_messages(watched.scheduler, "state") if m["run"] == "/runs/late"]) == 2
 
 
 def test_a_dead_scheduler_neither_stops_nor_fails_a_run() -> None:

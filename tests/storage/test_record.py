@@ -1,4 +1,4 @@
-"""Values of records are read back, damage is reported, and pickle is never used."""
+"""Records (bytes of nested values, with a checksum) are read back, refuse damage, and never use pickle."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TREES = st.recursive(
 )
 
 
-def assert_same(a: Any, b: Any) -> bool:
+def is_same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray):
         return (
             isinstance(b, np.ndarray)
@@ -57,15 +57,15 @@ def assert_same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
-        return list(a) == list(b) and all(assert_same(a[k], b[k]) for k in a)
+        return list(a) == list(b) and all(is_same(a[k], b[k]) for k in a)
     if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(assert_same, a, b))
+        return len(a) == len(b) and all(map(is_same, a, b))
     return bool(a == b or (a != a and b != b))
 
 
 @given(TREES)
 def test_values_are_read_back_unchanged(tree: Any) -> None:
-    assert assert_same(loads(dumps(tree)), tree)
+    assert is_same(loads(dumps(tree)), tree)
 
 
 @given(TREES)
@@ -79,9 +79,9 @@ def test_dataclasses_of_the_package_are_read_back() -> None:
     got = loads(dumps({"members": members, "state": state, "grid": RowGrid(10, 2, 2)}))
     assert isinstance(got["state"], CapsuleState)
     for name, value in vars(state).items():
-        assert assert_same(getattr(got["state"], name), value)
+        assert is_same(getattr(got["state"], name), value)
     assert loads(dumps(Anything())) == Anything()  # The class Anything has no fields.
-    assert assert_same(got["members"].labels, members.labels)
+    assert is_same(got["members"].labels, members.labels)
     assert got["grid"] == RowGrid(10, 2, 2)
 
 
@@ -91,7 +91,7 @@ def test_named_tuples_keep_their_type_within_dataclasses_of_a_task() -> None:
     got = loads(dumps({"reduction": CalibrationPass(rows, np.ones(3), None, 1), "plain": (1, 2)}))
     kept = got["reduction"].rows.frame
     assert isinstance(kept, RowFrame)
-    assert assert_same(kept.matrix, frame.matrix)
+    assert is_same(kept.matrix, frame.matrix)
     assert kept.intercept.constant == 2.0
     assert got["plain"] == (1, 2)
     assert type(got["plain"]) is tuple
@@ -123,9 +123,9 @@ def test_a_record_of_any_shorter_length_is_refused() -> None:
 
 def test_a_record_with_any_flipped_byte_is_refused() -> None:
     data = dumps(SMALL)
-    for place in range(len(data)):
+    for position in range(len(data)):
         changed = bytearray(data)
-        changed[place] ^= 1 << place % 8
+        changed[position] ^= 1 << position % 8
         with pytest.raises(RunError, match="incomplete or changed"):
             loads(bytes(changed))
 

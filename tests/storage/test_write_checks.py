@@ -89,10 +89,10 @@ def test_a_link_to_an_empty_folder_is_written_through_and_stays(tmp_path: Path) 
 def test_an_interrupted_removal_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, n_deleted: int
 ) -> None:
-    place = locate(url if "://" in url else tmp_path / url)
-    place.clear()
-    _save(place.url)
-    delete_tree, left = type(place).delete_tree, [n_deleted]
+    store = locate(url if "://" in url else tmp_path / url)
+    store.clear()
+    _save(store.url)
+    delete_tree, left = type(store).delete_tree, [n_deleted]
 
     def stopped(self: Any, prefix: str) -> None:
         if not left[0]:
@@ -101,12 +101,12 @@ def test_an_interrupted_removal_can_be_repeated(
         delete_tree(self, prefix)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(place), "delete_tree", stopped)
+        patch.setattr(type(store), "delete_tree", stopped)
         with pytest.raises(KeyboardInterrupt):
-            _save(place.url, X + 1, overwrite=True)
+            _save(store.url, X + 1, overwrite=True)
     with pytest.raises(DataError, match="is being removed, or its removal was interrupted"):
-        open_dataset(place.url)
-    writer = create_dataset(place.url, 15, (4,), "f8", resume=n_deleted == 0)
+        open_dataset(store.url)
+    writer = create_dataset(store.url, 15, (4,), "f8", resume=n_deleted == 0)
     writer.write_shard(0, X + 1)
     np.testing.assert_array_equal(writer.finalize().read_x(0, 15), X + 1)
 
@@ -164,8 +164,8 @@ def test_the_error_of_a_full_disk_names_a_possible_next_step(
     assert not (tmp_path / "a").exists()
 
 
-def _fill(place: Path, content: str) -> None:
-    with locate(place).replacing() as target:
+def _fill(path: Path, content: str) -> None:
+    with locate(path).replacing() as target:
         target.write("x", content.encode())
         target.write("zarr.json", b"{}")
 
@@ -174,23 +174,23 @@ def _fill(place: Path, content: str) -> None:
 def test_an_interrupted_replacement_leaves_one_dataset_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    place = tmp_path / "m"
-    _fill(tmp_path / "linked" if kind == "link" else place, "old")
+    path = tmp_path / "m"
+    _fill(tmp_path / "linked" if kind == "link" else path, "old")
     if kind == "link":
-        place.symlink_to(tmp_path / "linked")
+        path.symlink_to(tmp_path / "linked")
     before = sorted(p.name for p in tmp_path.iterdir())
     replace, rmtree = os.replace, shutil.rmtree
 
     def refused(source: Any, target: Any) -> None:
-        if str(target) == str(place) and not str(source).endswith(".old"):
+        if str(target) == str(path) and not str(source).endswith(".old"):
             raise PermissionError(13, "Permission denied")
         replace(source, target)
 
-    with monkeypatch.context() as patch:  # The new dataset cannot be moved to its place.
+    with monkeypatch.context() as patch:  # The new dataset cannot be moved to its path.
         patch.setattr(os, "replace", refused)
         with pytest.raises(PermissionError):
-            _fill(place, "new")
-    assert (place / "x").read_text() == "old"
+            _fill(path, "new")
+    assert (path / "x").read_text() == "old"
     assert sorted(p.name for p in tmp_path.iterdir()) == before
 
     def interrupted(path: Any, *rest: Any, **options: Any) -> None:
@@ -201,10 +201,10 @@ def test_an_interrupted_replacement_leaves_one_dataset_whole(
     with monkeypatch.context() as patch:  # The removal of the old dataset is interrupted.
         patch.setattr(shutil, "rmtree", interrupted)
         try:
-            _fill(place, "new")
+            _fill(path, "new")
         except KeyboardInterrupt:
             assert kind != "link"
-    assert (place / "x").read_text() == "new"
+    assert (path / "x").read_text() == "new"
     if kind == "link":
         assert (tmp_path / "linked" / "x").read_text() == "old"
 

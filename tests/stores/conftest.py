@@ -1,4 +1,4 @@
-"""Fixtures that start one S3 server per session, and create a bucket for every test."""
+"""Fixtures that start servers imitating S3 and Google's storage, and create an empty bucket for each test."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SECRET = "never-to-be-written-down"
 
 @dataclass
 class S3:
-    """Bucket of an S3 server: its URL, the address of the server, and the proxy that counts its requests."""
+    """Bucket of an S3 server: its URL, the proxy that counts its requests, and the address of the server."""
 
     url: str
-    door: ServerProxy
+    proxy: ServerProxy
     endpoint: str
 
     def at(self, key: str) -> str:
@@ -59,10 +59,10 @@ def point_to(patch: pytest.MonkeyPatch, endpoint: str, folder: object) -> None:
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: object, _server: tuple[str, ServerProxy]) -> ServerProxy:
     """Let the environment variables point to the server, and return the proxy that counts its requests."""
-    endpoint, door = _server
+    endpoint, proxy = _server
     point_to(monkeypatch, endpoint, tmp_path)
     monkeypatch.setattr(objects, "FIRST_PAUSE", 0.005)
-    return door
+    return proxy
 
 
 @pytest.fixture
@@ -110,8 +110,8 @@ def gs(monkeypatch: pytest.MonkeyPatch, _google: str) -> Iterator[str]:
 
 
 @pytest.fixture(params=["disk", "memory", "s3", "gs"])
-def anywhere(request: pytest.FixtureRequest, tmp_path: object) -> str:
-    """Return an unused path or URL: on a disk, in memory, in S3 and in Google's storage."""
+def any_url(request: pytest.FixtureRequest, tmp_path: object) -> str:
+    """Return an unused path or URL; a test runs on a disk, in memory, in S3 and in Google's storage."""
     if request.param == "disk":
         return f"{tmp_path}/place"
     if request.param == "memory":

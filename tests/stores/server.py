@@ -128,12 +128,12 @@ def serve_bucket(seed: int = 0) -> Iterator[tuple[str, ServerProxy]]:
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    door = ServerProxy(DomainDispatcherApplication(create_backend_app), seed)
-    server = make_server("127.0.0.1", 0, door, threaded=True)
+    proxy = ServerProxy(DomainDispatcherApplication(create_backend_app), seed)
+    server = make_server("127.0.0.1", 0, proxy, threaded=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", door
+        yield f"http://127.0.0.1:{server.server_port}", proxy
     finally:
         server.shutdown()
         thread.join(timeout=10)

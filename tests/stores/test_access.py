@@ -73,14 +73,14 @@ def test_a_pickled_dataset_is_opened_where_it_is_used(folder: Path, tmp_path: Pa
 # -- storage options ---------------------------------------------------------------------------------------
 
 
-def list_options(s3: S3) -> dict[str, Any]:
+def make_options(s3: S3) -> dict[str, Any]:
     return {"key": "AKIATESTTESTTEST", "secret": SECRET, "endpoint_url": s3.endpoint}
 
 
 @pytest.fixture
 def options(s3: S3, monkeypatch: pytest.MonkeyPatch, close_connections: None) -> dict[str, Any]:
     """Store a dataset; return options that point to the server, to which the environment no longer points."""
-    made = list_options(s3)
+    made = make_options(s3)
     make_digits(s3.at("digits.zarr"), 300)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name)
@@ -108,7 +108,7 @@ def test_secrets_are_not_shown(s3: S3, options: dict[str, Any]) -> None:
     ]
     assert SECRET not in "".join(shown)
     assert ds.accesses[0].hide(f"no entry with {SECRET}!") == "no entry with …!"
-    with s3.door.denying(lambda method, path: True), pytest.raises(StoreError) as error:
+    with s3.proxy.denying(lambda method, path: True), pytest.raises(StoreError) as error:
         open_dataset(s3.at("digits.zarr"), storage_options=options)
     assert SECRET not in str(error.value)
 
@@ -235,8 +235,8 @@ def azure(monkeypatch: pytest.MonkeyPatch, close_connections: None) -> Iterator[
 def test_datasets_in_azure_are_read_and_written(azure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azure)
     Dataset.from_arrays(X, Y).save("az://con/a.zarr", chunk_rows=20, shard_rows=100)
-    place = locate("az://con/k")
-    assert [place.create("x", b"1"), place.create("x", b"2"), place.read("x")] == [True, False, b"1"]
+    store = locate("az://con/k")
+    assert [store.create("x", b"1"), store.create("x", b"2"), store.read("x")] == [True, False, b"1"]
     model = sl.CapsuleRegression(capsule_dim=2, max_iter=2, random_state=0)
     model.fit(open_dataset("az://con/a.zarr"), run_dir="az://con/run")
     assert sl.load_model("az://con/run").n_iter_ == 2

@@ -1,4 +1,4 @@
-"""In an object store, one PUT writes a shard of a dataset, and several ranged requests at once read it."""
+"""In an object store, one PUT writes a shard of a dataset; ranged requests, several at once, read rows."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def save(url: str, **layout: Any) -> Dataset:
 
 def test_a_shard_is_one_put(s3: S3) -> None:
     save(s3.at("a.zarr"))
-    puts = [path for method, path, _ in s3.door.requests if method in ("PUT", "POST") and "/x/c/" in path]
+    puts = [path for method, path, _ in s3.proxy.requests if method in ("PUT", "POST") and "/x/c/" in path]
     assert sorted(re.findall(r"x/c/(\d+)/0", " ".join(puts))) == [str(i) for i in range(6)]
-    last = [path for method, path, _ in s3.door.requests if method == "PUT"][-1]
+    last = [path for method, path, _ in s3.proxy.requests if method == "PUT"][-1]
     assert last.endswith("a.zarr/zarr.json")  # This file, written last, completes the dataset.
 
 
-def test_writing_to_an_empty_place_deletes_nothing(s3: S3) -> None:
+def test_writing_to_an_empty_url_deletes_only_markers(s3: S3) -> None:
     save(s3.at("a.zarr"))
-    deletes = [path for method, path, _ in s3.door.requests if method == "DELETE" or "?delete" in path]
+    deletes = [path for method, path, _ in s3.proxy.requests if method == "DELETE" or "?delete" in path]
     assert len(deletes) <= 1, deletes  # One request deletes the markers of shards.
-    listings = [path for method, path, _ in s3.door.requests if method == "GET" and "list-type" in path]
+    listings = [path for method, path, _ in s3.proxy.requests if method == "GET" and "list-type" in path]
     assert len(listings) < 10, listings
 
 
@@ -83,10 +83,10 @@ def test_rows_are_read_back_from_a_store(s3: S3, compressor: str | None, shard_r
 def test_an_index_is_read_once_and_chunks_by_their_range(s3: S3) -> None:
     save(s3.at("a.zarr"))
     ds = open_dataset(s3.at("a.zarr"))
-    s3.door.requests.clear()
+    s3.proxy.requests.clear()
     ds.read_x(0, 200)
     ds.read_x(100, 130)
-    asked = [(path[-7:], byte_range) for _, path, byte_range in s3.door.requests]
+    asked = [(path[-7:], byte_range) for _, path, byte_range in s3.proxy.requests]
     assert sum(str(r).startswith("bytes=-") for _, r in asked) == 2  # These are the indexes of two shards.
     assert len(asked) == 2 + 10 + 2
     assert all(r is not None for _, r in asked)
@@ -96,15 +96,15 @@ def test_a_pass_requests_several_chunks_at_once_and_keeps_their_order(s3: S3) ->
     ds = save(s3.at("a.zarr"))
     ds.read_x(0, 600)  # Read all indexes before the barrier delays requests.
     reader = Reader(ds, None, Meter())
-    s3.door.gate = threading.Barrier(3)  # Each of three requests waits for the other two.
+    s3.proxy.gate = threading.Barrier(3)  # Each of three requests waits for the other two.
     try:
         blocks = [(a, a + 50) for a in range(0, 600, 50)]
         found = [block.x for block in iter_blocks(reader, blocks, StopEvent())]
     finally:
-        s3.door.gate = None
+        s3.proxy.gate = None
     np.testing.assert_array_equal(np.concatenate(found), X)
     assert reader.meter.bytes_read == X.nbytes
-    assert s3.door.most_in_flight >= 3
+    assert s3.proxy.most_in_flight >= 3
 
 
 def test_a_reader_that_stops_early_leaves_no_thread(s3: S3) -> None:
@@ -116,46 +116,46 @@ def test_a_reader_that_stops_early_leaves_no_thread(s3: S3) -> None:
 
 
 def test_reads_and_writes_survive_answers_of_503(s3: S3) -> None:
-    with s3.door.turning_away(0.15):
+    with s3.proxy.turning_away(0.15):
         ds = save(s3.at("a.zarr"))
         np.testing.assert_array_equal(ds.read_x(0, 600), X)
-    assert s3.door.turned_away > 5
+    assert s3.proxy.turned_away > 5
 
 
 def test_incomplete_answers_are_requested_again(s3: S3) -> None:
-    with s3.door.breaking_off(0.15):
+    with s3.proxy.breaking_off(0.15):
         ds = save(s3.at("a.zarr"))
         np.testing.assert_array_equal(ds.read_x(0, 600), X)
         np.testing.assert_array_equal(open_dataset(s3.at("a.zarr")).read_x(33, 458), X[33:458])
         assert len(locate(s3.at("a.zarr")).keys("x/c")) == 6
-    assert s3.door.broken_off > 5
+    assert s3.proxy.broken_off > 5
 
 
 def test_missing_and_damaged_objects_are_reported_within_a_pass(s3: S3) -> None:
     ds = save(s3.at("a.zarr"))
-    place = locate(s3.at("a.zarr"))
-    whole = place.read("x/c/3/0")
+    store = locate(s3.at("a.zarr"))
+    whole = store.read("x/c/3/0")
     assert whole is not None
-    place.delete("x/c/3/0")
+    store.delete("x/c/3/0")
     with pytest.raises(DataError, match=r"shard file s3://.*/x/c/3/0 \(rows 300:400 of 'x'\) is missing"):
         ds.read_x(0, 600)
-    place.write("x/c/3/0", whole[:-9])
+    store.write("x/c/3/0", whole[:-9])
     with pytest.raises(DataError, match=r"x/c/3/0 \(rows 300:400 of 'x'\) is damaged"):
         ds.read_x(0, 600)
-    place.write("x/c/3/0", b"?" + whole[1:])
+    store.write("x/c/3/0", b"?" + whole[1:])
     with pytest.raises(DataError, match=r"x/c/3/0 \(rows 300:400 of 'x'\) is damaged: the checksum"):
         ds.read_x(290, 330)
-    place.write("x/c/3/0", whole[:40])
+    store.write("x/c/3/0", whole[:40])
     with pytest.raises(DataError, match=r"x/c/3/0 \(rows 300:400 of 'x'\) is damaged: it has 40 bytes"):
         ds.read_x(300, 310)
-    place.write("x/c/3/0", whole)
+    store.write("x/c/3/0", whole)
     np.testing.assert_array_equal(ds.read_x(0, 600), X)
 
 
 def test_a_denied_request_is_reported_within_a_pass(s3: S3) -> None:
     ds = save(s3.at("a.zarr"))
     with (
-        s3.door.denying(lambda method, path: path.endswith("x/c/3/0")),
+        s3.proxy.denying(lambda method, path: path.endswith("x/c/3/0")),
         pytest.raises(DataError, match=r"rows 300:400 of 'x'\) cannot be read: .*permission denied"),
     ):
         ds.read_x(0, 600)
@@ -167,7 +167,7 @@ def test_an_interrupted_writer_resumes(s3: S3) -> None:
     writer = create_dataset(url, 600, (8,), "u1", **layout)
     for i in (0, 1):
         writer.write_shard(i, X[i * 100 : (i + 1) * 100], Y[i * 100 : (i + 1) * 100])
-    denied = s3.door.denying(lambda method, path: method == "PUT" and path.endswith("_shards/000002.json"))
+    denied = s3.proxy.denying(lambda method, path: method == "PUT" and path.endswith("_shards/000002.json"))
     with denied, pytest.raises(DataError, match=r"writing shard 2 .*permission denied.*--resume"):
         # This call writes the rows of shard 2 but not its marker, so the shard does not count as finished.
         writer.write_shard(2, X[200:300], Y[200:300])

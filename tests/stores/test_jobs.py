@@ -1,4 +1,4 @@
-"""A job with data, run folder and report in an object store has the bits of a job on a disk."""
+"""A job with data, run folder and report in an object store has the bits of a fit on a disk."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def fit(rows: sl.Dataset, **how: Any) -> sl.CapsuleRegression:
 
 @pytest.fixture(scope="module")
 def fit_on_disk(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Fit the model of the job file on rows on a disk; return it with their path as ``place``."""
+    """Fit the model of the job file on rows on a disk; return it with their path as ``rows_url``."""
     folder = tmp_path_factory.mktemp("oracle")
     rows = sl.data.make_digits(str(folder / "train.zarr"), 600, shard_rows=100)
     model = fit(rows)
-    model.place = rows.url  # type: ignore[attr-defined]
+    model.rows_url = rows.url  # type: ignore[attr-defined]
     return model
 
 
@@ -107,8 +107,8 @@ def assert_same_bits(url: str, on_disk: Any) -> None:
 @pytest.mark.slow
 def test_a_job_runs_from_data_to_report_in_a_store(s3: S3, fit_on_disk: Any, tmp_path: Path) -> None:
     base = s3.url
-    error = 1.0 - fit_on_disk.score(sl.open_dataset(fit_on_disk.place)[100:200])
-    with s3.door.turning_away(0.04):
+    error = 1.0 - fit_on_disk.score(sl.open_dataset(fit_on_disk.rows_url)[100:200])
+    with s3.proxy.turning_away(0.04):
         call("data", "make", "digits", f"{base}/train.zarr", "--rows", "600")
         done = call("fit", str(write_job_file(tmp_path, base)))
         assert done["state"] == "done"
@@ -126,7 +126,7 @@ def test_a_job_runs_from_data_to_report_in_a_store(s3: S3, fit_on_disk: Any, tmp
         assert call("report", f"{base}/run")["report"].endswith("run/report/index.html")
         assert_same_bits(f"{base}/run", fit_on_disk)
         assert_same_bits(f"{base}/run/model.zarr", fit_on_disk)
-    assert s3.door.turned_away > 5
+    assert s3.proxy.turned_away > 5
     page = locate(f"{base}/run").read("report/index.html")
     assert b"<html" in page  # type: ignore[operator]
     labels = sl.open_dataset(f"{base}/labels.zarr")
@@ -147,7 +147,7 @@ def test_a_run_folder_is_created_if_the_first_answer_is_lost(
     s3: S3, dataset_url: str, tmp_path: Path
 ) -> None:
     job = load_job(write_job_file(tmp_path, dataset_url))
-    with s3.door.losing_first("PUT", "/run/job.json"):
+    with s3.proxy.losing_first("PUT", "/run/job.json"):
         folder = RunFolder.create(job.job.out, job)
     assert folder.read_state()["state"] == "queued"
     assert folder.read_job() == job
@@ -165,7 +165,7 @@ def test_a_fit_may_have_its_run_folder_in_a_store(s3: S3, dataset_url: str, fit_
             return False
 
     rows = sl.open_dataset(f"{dataset_url}/train.zarr")
-    with s3.door.turning_away(0.02):
+    with s3.proxy.turning_away(0.02):
         with pytest.raises(KeyboardInterrupt):
             fit(rows, run_dir=f"{dataset_url}/run", callbacks=[Break()])
         assert any(name.startswith("state-") for name in locate(f"{dataset_url}/run").keys("engine"))
@@ -192,10 +192,10 @@ def test_resume_after_a_kill_gives_the_same_bits(
 ) -> None:
     command = [sys.executable, "-m", "scalelatent", "fit", str(write_job_file(tmp_path, dataset_url))]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    place, deadline = locate(f"{dataset_url}/run"), time.monotonic() + 90
+    store, deadline = locate(f"{dataset_url}/run"), time.monotonic() + 90
     try:
         while process.poll() is None and time.monotonic() < deadline:
-            if any(name.startswith("state-capsule_estep-000002") for name in place.keys("engine")):
+            if any(name.startswith("state-capsule_estep-000002") for name in store.keys("engine")):
                 break
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
@@ -241,7 +241,7 @@ def test_a_store_that_fails_during_a_run_is_reported(
 ) -> None:
     job = load_job(write_job_file(tmp_path, dataset_url))
     folder = RunFolder.create(job.job.out, job)
-    no_checkpoint = s3.door.denying(lambda method, path: "state-capsule_estep-000004" in path)
+    no_checkpoint = s3.proxy.denying(lambda method, path: "state-capsule_estep-000004" in path)
     with no_checkpoint, pytest.raises(RunError, match=r"cannot write s3://.*permission denied.*resume"):
         run_job(job, folder)
     assert folder.read_state()["state"] == "failed"
@@ -287,7 +287,7 @@ def test_a_job_on_a_cluster_uses_the_store(
     s3: S3, dataset_url: str, fit_on_disk: Any, tmp_path: Path
 ) -> None:
     file = write_job_file(tmp_path, dataset_url, cluster="workers = 2\nthreads = 1\nmemory_limit = '1GiB'")
-    with s3.door.turning_away(0.02):
+    with s3.proxy.turning_away(0.02):
         result = run_new_job(load_job(file))
     assert_same_bits(f"{dataset_url}/run", fit_on_disk)
     assert result.warnings == []
@@ -307,7 +307,7 @@ def test_an_impossible_run_folder_is_refused(s3: S3, tmp_path: Path) -> None:
     job = load_job(write_job_file(tmp_path, s3.url), settings=["job.out=s3://no-such-bucket/run"])
     with pytest.raises(DataError, match="there is no bucket 'no-such-bucket'"):
         run_new_job(job)
-    with s3.door.denying(lambda method, path: method == "PUT"):
+    with s3.proxy.denying(lambda method, path: method == "PUT"):
         result = CliRunner().invoke(app, ["fit", str(write_job_file(tmp_path, s3.url))])
     assert result.exit_code == 2
     assert "cannot be written" in result.output

@@ -47,9 +47,9 @@ def _wait(until: Any, seconds: float = 10.0) -> bool:
     return bool(until())
 
 
-@pytest.mark.parametrize("place", ["memory", "s3"])
-def test_a_run_folder_has_one_driver(url: str, place: str, request: pytest.FixtureRequest) -> None:
-    if place == "s3":
+@pytest.mark.parametrize("store", ["memory", "s3"])
+def test_a_run_folder_has_one_driver(url: str, store: str, request: pytest.FixtureRequest) -> None:
+    if store == "s3":
         url = request.getfixturevalue("s3").at("run")
     folder = RunFolder.create(url, JOB)
     with folder.lock():
@@ -64,7 +64,7 @@ def test_a_run_folder_has_one_driver(url: str, place: str, request: pytest.Fixtu
     assert locate(url).keys("lock") == ["000002.json"]
 
 
-def test_one_of_many_processes_gets_the_lease(s3: S3) -> None:
+def test_one_of_many_threads_gets_the_lease(s3: S3) -> None:
     url, won, start = s3.at("run"), [], threading.Barrier(5)
     locate(url).write("lock/000003.json", b'{"released": true}')
 
@@ -146,7 +146,7 @@ def test_heartbeats_renew_the_lease(url: str, use_short_lease: None) -> None:
 
 def test_a_lost_answer_does_not_count_as_another_driver(s3: S3) -> None:
     lock = ObjectLock(locate(s3.at("run")))  # type: ignore[arg-type]
-    with s3.door.losing_first("PUT", "/lock/000001.json"):
+    with s3.proxy.losing_first("PUT", "/lock/000001.json"):
         lock.acquire()
     lock.release()
 
@@ -155,23 +155,23 @@ def test_a_late_heartbeat_does_not_undo_the_release(
     url: str, use_short_lease: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease_module, "RELEASE_SECONDS", 0.05)
-    place = locate(url)
-    write, late, go_on = place.write, threading.Event(), threading.Event()
+    store = locate(url)
+    write, late, go_on = store.write, threading.Event(), threading.Event()
 
     def wait_and_write(key: str, data: bytes, **how: Any) -> None:
         late.set()
         assert go_on.wait(30)
         write(key, data, **how)
 
-    monkeypatch.setattr(place, "write", wait_and_write)
-    lock = ObjectLock(place)  # type: ignore[arg-type]
+    monkeypatch.setattr(store, "write", wait_and_write)
+    lock = ObjectLock(store)  # type: ignore[arg-type]
     lock.acquire()
     assert late.wait(30)  # Now a heartbeat is being sent to the store.
     lock.release()  # The release waits for the heartbeat, but not for longer than 50 ms.
     go_on.set()
     assert _wait(lambda: ObjectLock(locate(url)).holder() is None)  # type: ignore[arg-type]
     assert not _wait(lambda: ObjectLock(locate(url)).holder() is not None, seconds=0.2)  # type: ignore[arg-type]
-    assert place.keys("lock") == ["000001.json"]
+    assert store.keys("lock") == ["000001.json"]
 
 
 def test_a_failing_release_does_not_hide_the_error_of_the_run(

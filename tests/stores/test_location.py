@@ -19,133 +19,133 @@ from scalelatent.storage.write_checks import contains, scratch
 from .conftest import S3, SECRET
 
 
-def test_files_are_written_read_listed_and_deleted(anywhere: str) -> None:
-    place = locate(anywhere)
-    assert place.is_empty()
-    place.make()
-    assert place.is_empty()
-    assert place.read("a/b") is None
-    assert not place.has("a/b")
-    assert place.stamp("a/b") is None
-    assert place.keys("a") == []
-    place.delete("a/b")
-    place.delete_tree("a")
-    place.write("a/b", b"0123456789")
-    first = place.stamp("a/b")
+def test_files_are_written_read_listed_and_deleted(any_url: str) -> None:
+    store = locate(any_url)
+    assert store.is_empty()
+    store.make()
+    assert store.is_empty()
+    assert store.read("a/b") is None
+    assert not store.has("a/b")
+    assert store.stamp("a/b") is None
+    assert store.keys("a") == []
+    store.delete("a/b")
+    store.delete_tree("a")
+    store.write("a/b", b"0123456789")
+    first = store.stamp("a/b")
     assert first is not None
-    assert place.read("a/b") == b"0123456789"
-    place.write("a/b", b"9876543210", durable=True)
-    assert place.stamp("a/b") != first
-    place.write("a/empty", b"")
-    assert place.read("a/empty") == b""
-    assert place.has("a/empty")
-    place.write("a/b2/c", b"x")
-    assert place.keys("a") == ["b", "b2", "empty"]
-    assert place.keys("") == ["a"]
-    assert not place.is_empty()
-    assert not place.has("a")
-    assert not place.has("a/b2")
-    place.delete("a/b")
-    assert place.keys("a") == ["b2", "empty"]
-    assert place.at("a").read("b2/c") == b"x"
-    place.delete_tree("a/b2")
-    assert place.keys("a") == ["empty"]
-    place.clear()
-    assert place.is_empty()
+    assert store.read("a/b") == b"0123456789"
+    store.write("a/b", b"9876543210", durable=True)
+    assert store.stamp("a/b") != first
+    store.write("a/empty", b"")
+    assert store.read("a/empty") == b""
+    assert store.has("a/empty")
+    store.write("a/b2/c", b"x")
+    assert store.keys("a") == ["b", "b2", "empty"]
+    assert store.keys("") == ["a"]
+    assert not store.is_empty()
+    assert not store.has("a")
+    assert not store.has("a/b2")
+    store.delete("a/b")
+    assert store.keys("a") == ["b2", "empty"]
+    assert store.at("a").read("b2/c") == b"x"
+    store.delete_tree("a/b2")
+    assert store.keys("a") == ["empty"]
+    store.clear()
+    assert store.is_empty()
 
 
-def test_ranges_of_files_are_read(anywhere: str) -> None:
-    place = locate(anywhere)
-    place.write("f", bytes(range(100)))
-    assert place.read_range("f", 10, 5) == bytes(range(10, 15))
-    assert place.read_range("f", -4, 4) == bytes(range(96, 100))
-    assert place.read_range("f", 90, 50) == bytes(range(90, 100))
-    assert place.read_range("f", -200, 200) == bytes(range(100))
+def test_ranges_of_files_are_read(any_url: str) -> None:
+    store = locate(any_url)
+    store.write("f", bytes(range(100)))
+    assert store.read_range("f", 10, 5) == bytes(range(10, 15))
+    assert store.read_range("f", -4, 4) == bytes(range(96, 100))
+    assert store.read_range("f", 90, 50) == bytes(range(90, 100))
+    assert store.read_range("f", -200, 200) == bytes(range(100))
     wanted = [("f", i, 3) for i in range(0, 60, 3)]
-    assert b"".join(place.read_ranges(wanted)) == bytes(range(60))
-    assert place.read_ranges(["f", ("f", 1, 1)]) == [bytes(range(100)), b"\1"]
+    assert b"".join(store.read_ranges(wanted)) == bytes(range(60))
+    assert store.read_ranges(["f", ("f", 1, 1)]) == [bytes(range(100)), b"\1"]
     with pytest.raises(FileNotFoundError):
-        place.read_range("g", 0, 1)
+        store.read_range("g", 0, 1)
     with pytest.raises(FileNotFoundError):
-        place.read_ranges(["f", "g"])
+        store.read_ranges(["f", "g"])
 
 
-def test_a_replacement_is_complete_or_absent(anywhere: str) -> None:
-    place = locate(anywhere)
-    with place.replacing() as target:
+def test_a_replacement_is_complete_or_absent(any_url: str) -> None:
+    store = locate(any_url)
+    with store.replacing() as target:
         target.write("x", b"1")
         target.write("zarr.json", b"{}")
-    assert place.keys("") == ["x", "zarr.json"]
-    with place.replacing() as target:
+    assert store.keys("") == ["x", "zarr.json"]
+    with store.replacing() as target:
         target.write("y", b"2")
         target.write("zarr.json", b"{}")
-    assert place.keys("") == ["y", "zarr.json"]
-    with pytest.raises(RuntimeError), place.replacing() as target:
+    assert store.keys("") == ["y", "zarr.json"]
+    with pytest.raises(RuntimeError), store.replacing() as target:
         target.write("z", b"3")
         raise RuntimeError
-    assert not place.has("z")
+    assert not store.has("z")
 
 
 @pytest.mark.parametrize("bytes_a_segment", [64 << 10, 30])
 def test_lines_are_appended_to_logs(
-    anywhere: str, bytes_a_segment: int, monkeypatch: pytest.MonkeyPatch
+    any_url: str, bytes_a_segment: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("scalelatent.storage.linelog.SEGMENT_BYTES", bytes_a_segment)
-    place = locate(anywhere)
-    place.make()
-    log = LineLog(place, "log.jsonl")
+    store = locate(any_url)
+    store.make()
+    log = LineLog(store, "log.jsonl")
     assert log.lines() == []
     assert not log.exists()
     lines = [f"line {i}".encode() for i in range(12)]
     for line in lines[:7]:
         log.append(line)
-    log = LineLog(place, "log.jsonl")  # A new object continues the log, as another process would.
+    log = LineLog(store, "log.jsonl")  # A new object continues the log, as another process would.
     for line in lines[7:]:
         log.append(line)
-    assert LineLog(place, "log.jsonl").lines() == lines
+    assert LineLog(store, "log.jsonl").lines() == lines
     assert log.exists()
     log.rewrite(lines[:5])
-    assert LineLog(place, "log.jsonl").lines() == lines[:5]
+    assert LineLog(store, "log.jsonl").lines() == lines[:5]
     log.append(b"other")
-    assert LineLog(place, "log.jsonl").lines() == [*lines[:5], b"other"]
+    assert LineLog(store, "log.jsonl").lines() == [*lines[:5], b"other"]
     log.rewrite([])
-    assert LineLog(place, "log.jsonl").lines() == []
+    assert LineLog(store, "log.jsonl").lines() == []
 
 
 def test_threads_that_log_at_once_lose_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several threads may write to one log at once, because each thread reports its compilations."""
-    place = locate("memory://threads-of-a-log")
-    write = place.write
+    store = locate("memory://threads-of-a-log")
+    write = store.write
 
     def slowly(key: str, data: bytes) -> None:
         time.sleep(0.01)
         write(key, data)
 
-    monkeypatch.setattr(place, "write", slowly)
-    log = LineLog(place, "log.jsonl")
+    monkeypatch.setattr(store, "write", slowly)
+    log = LineLog(store, "log.jsonl")
     log.append(b"first")
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(log.append, (b"%d" % i for i in range(12))))
-    assert sorted(LineLog(place, "log.jsonl").lines()) == sorted([b"first", *(b"%d" % i for i in range(12))])
+    assert sorted(LineLog(store, "log.jsonl").lines()) == sorted([b"first", *(b"%d" % i for i in range(12))])
 
 
 def test_the_creator_of_a_file_is_known_if_the_answer_was_lost(s3: S3) -> None:
-    place = locate(s3.url + "/x")
-    with s3.door.losing_first("PUT", "/lock"):
-        assert place.create("lock", b"mine")  # type: ignore[attr-defined]
-    with s3.door.losing_first("PUT", "/lock"):
-        assert not place.create("lock", b"another's")  # type: ignore[attr-defined]
-    assert place.read("lock") == b"mine"
+    store = locate(s3.url + "/x")
+    with s3.proxy.losing_first("PUT", "/lock"):
+        assert store.create("lock", b"mine")  # type: ignore[attr-defined]
+    with s3.proxy.losing_first("PUT", "/lock"):
+        assert not store.create("lock", b"another's")  # type: ignore[attr-defined]
+    assert store.read("lock") == b"mine"
 
 
-def test_one_of_many_processes_creates_a_file(s3: S3) -> None:
-    place = locate(s3.url + "/x")
+def test_one_of_many_threads_creates_a_file(s3: S3) -> None:
+    store = locate(s3.url + "/x")
     won: list[int] = []
     start = threading.Barrier(6)
 
     def race(i: int) -> None:
         start.wait()
-        if place.create("lock", str(i).encode()):  # type: ignore[attr-defined]
+        if store.create("lock", str(i).encode()):  # type: ignore[attr-defined]
             won.append(i)
 
     threads = [threading.Thread(target=race, args=(i,)) for i in range(6)]
@@ -154,50 +154,50 @@ def test_one_of_many_processes_creates_a_file(s3: S3) -> None:
     for thread in threads:
         thread.join(30)
     assert len(won) == 1
-    assert place.read("lock") == str(won[0]).encode()
+    assert store.read("lock") == str(won[0]).encode()
 
 
 def test_several_reads_run_at_once(s3: S3) -> None:
-    place = locate(s3.at("x"))
-    place.write("f", bytes(1000))
-    s3.door.gate = threading.Barrier(4)  # Each answer waits until four requests have arrived.
+    store = locate(s3.at("x"))
+    store.write("f", bytes(1000))
+    s3.proxy.gate = threading.Barrier(4)  # Each answer waits until four requests have arrived.
     try:
-        assert len(place.read_ranges([("f", i, 1) for i in range(8)])) == 8
+        assert len(store.read_ranges([("f", i, 1) for i in range(8)])) == 8
     finally:
-        s3.door.gate = None
-    assert s3.door.most_in_flight >= 4
+        s3.proxy.gate = None
+    assert s3.proxy.most_in_flight >= 4
 
 
 def test_answers_of_503_are_retried_and_reported_if_they_last(
     s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = locate(s3.at("x"))
-    with s3.door.turning_away(0.4):
+    store = locate(s3.at("x"))
+    with s3.proxy.turning_away(0.4):
         for i in range(10):
-            place.write(f"k{i}", bytes([i]))
-        assert [place.read(f"k{i}") for i in range(10)] == [bytes([i]) for i in range(10)]
-        assert len(place.keys("")) == 10
-    assert s3.door.turned_away > 3
+            store.write(f"k{i}", bytes([i]))
+        assert [store.read(f"k{i}") for i in range(10)] == [bytes([i]) for i in range(10)]
+        assert len(store.keys("")) == 10
+    assert s3.proxy.turned_away > 3
     monkeypatch.setattr("scalelatent.storage.objects.RETRY_SECONDS", 0.3)
-    with s3.door.turning_away(1.0), pytest.raises(StoreError) as error:
-        place.read("k0")
+    with s3.proxy.turning_away(1.0), pytest.raises(StoreError) as error:
+        store.read("k0")
     assert "x/k0: the store did not answer correctly in" in str(error.value)
     assert "503" in str(error.value)
 
 
 def test_answers_that_are_always_incomplete_are_reported(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = locate(s3.at("place"))
-    place.write("a", b"0123456789")
+    store = locate(s3.at("place"))
+    store.write("a", b"0123456789")
     monkeypatch.setattr("scalelatent.storage.objects.RETRY_SECONDS", 1.0)
     with (
-        s3.door.breaking_off(1.0),
+        s3.proxy.breaking_off(1.0),
         pytest.raises(
             StoreError, match=r"place/a: the store did not answer .* in \d+ attempts.* \(the last: "
         ),
     ):
-        place.read("a")
-    assert s3.door.broken_off > 2
-    assert place.read("a") == b"0123456789"
+        store.read("a")
+    assert s3.proxy.broken_off > 2
+    assert store.read("a") == b"0123456789"
 
 
 def test_an_unreachable_server_is_reported(
@@ -225,12 +225,12 @@ def test_missing_credentials_are_reported(
 
 
 def test_a_forked_process_has_connections_of_its_own(s3: S3) -> None:
-    place = locate(s3.at("x"))
+    store = locate(s3.at("x"))
     for key in "abc":
-        place.write(key, key.encode())
+        store.write(key, key.encode())
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
-    child = context.Process(target=lambda: there.send([place.read("a"), *place.read_ranges(["b", "c"])]))
+    child = context.Process(target=lambda: there.send([store.read("a"), *store.read_ranges(["b", "c"])]))
     child.start()
     try:
         assert here.poll(60)
@@ -241,18 +241,18 @@ def test_a_forked_process_has_connections_of_its_own(s3: S3) -> None:
 
 
 def test_a_missing_bucket_is_reported(s3: S3) -> None:
-    place = locate("s3://no-such-bucket/x")
+    store = locate("s3://no-such-bucket/x")
     message = "there is no bucket 'no-such-bucket'"
-    for ask in (lambda: place.read("k"), lambda: place.has("k"), lambda: place.write("k", b""),
-                lambda: place.keys(""), place.is_empty):  # fmt: skip
+    for ask in (lambda: store.read("k"), lambda: store.has("k"), lambda: store.write("k", b""),
+                lambda: store.keys(""), store.is_empty):  # fmt: skip
         with pytest.raises(StoreError, match=message):
             ask()
 
 
 def test_denied_permissions_are_reported(s3: S3) -> None:
-    place = locate(s3.at("x"))
-    with s3.door.denying(lambda method, path: True):
-        for ask in (lambda: place.read("k"), lambda: place.write("k", b"")):
+    store = locate(s3.at("x"))
+    with s3.proxy.denying(lambda method, path: True):
+        for ask in (lambda: store.read("k"), lambda: store.write("k", b"")):
             with pytest.raises(StoreError, match=r"x/k: permission denied \(.*use others") as error:
                 ask()
             assert SECRET not in str(error.value)
@@ -316,7 +316,7 @@ def test_requests_to_google_have_a_timeout(monkeypatch: pytest.MonkeyPatch, clos
     assert 0 < limits.sock_read <= 60
 
 
-def test_local_paths_and_file_urls_are_equal() -> None:
+def test_paths_and_file_urls_are_local() -> None:
     assert [is_local(url) for url in ("runs/a", "file:///a", "s3://bucket/a")] == [True, True, False]
     assert locate("memory://trial").at("model.zarr").url == "memory://trial/model.zarr"
 
@@ -328,8 +328,8 @@ def test_a_location_contains_locations_below_it() -> None:
 
 
 def test_scratch_is_cleared() -> None:
-    with scratch(locate("memory://scratch")) as place:
-        place.write("a", b"1")
+    with scratch(locate("memory://scratch")) as store:
+        store.write("a", b"1")
     assert locate("memory://scratch").is_empty()
 
 

@@ -18,22 +18,22 @@ def model() -> sl.CapsuleRegression:
     return sl.CapsuleRegression(capsule_dim=2, max_iter=3, random_state=0).fit(x, np.arange(90) % 3)
 
 
-def test_a_model_saved_at_any_url_predicts_the_same(anywhere: str, model: sl.CapsuleRegression) -> None:
-    model.save(anywhere)
-    np.testing.assert_array_equal(sl.load_model(anywhere).W_, model.W_)
+def test_a_model_saved_at_any_url_predicts_the_same(any_url: str, model: sl.CapsuleRegression) -> None:
+    model.save(any_url)
+    np.testing.assert_array_equal(sl.load_model(any_url).W_, model.W_)
     with pytest.raises(DataError, match="exists: choose another path"):
-        model.save(anywhere)
-    model.save(anywhere, overwrite=True)
-    np.testing.assert_array_equal(sl.load_model(anywhere).W_, model.W_)
-    place = locate(anywhere)
-    place.write("W/zarr.json", place.read("W/zarr.json").replace(b'"float', b'"floot'))  # type: ignore[union-attr]
+        model.save(any_url)
+    model.save(any_url, overwrite=True)
+    np.testing.assert_array_equal(sl.load_model(any_url).W_, model.W_)
+    store = locate(any_url)
+    store.write("W/zarr.json", store.read("W/zarr.json").replace(b'"float', b'"floot'))  # type: ignore[union-attr]
     with pytest.raises(Exception, match=r"damaged|float|dtype|data type"):
-        sl.load_model(anywhere)
+        sl.load_model(any_url)
 
 
 def test_the_digests_are_written_last(s3: S3, model: sl.CapsuleRegression) -> None:
     model.save(s3.at("m.zarr"))
-    puts = [path for method, path, _ in s3.door.requests if method == "PUT"]
+    puts = [path for method, path, _ in s3.proxy.requests if method == "PUT"]
     assert puts[-1].endswith("/m.zarr/zarr.json")
     first = next(i for i, path in enumerate(puts) if path.endswith("/m.zarr/zarr.json"))
     # The first request writes a group without digests of the arrays, which does not count as a model.
@@ -51,7 +51,7 @@ def test_an_interrupted_save_leaves_no_model(s3: S3, model: sl.CapsuleRegression
         puts += method == "PUT"
         return method == "PUT" and puts == 3
 
-    with s3.door.denying(third_put), pytest.raises(DataError, match=r"cannot write the model s3://.*denied"):
+    with s3.proxy.denying(third_put), pytest.raises(DataError, match=r"cannot write the model s3://.*denied"):
         model.save(s3.at("m.zarr"))
     assert locate(s3.at("m.zarr")).is_empty()
     with pytest.raises(DataError, match="does not exist; give a folder that `save` wrote"):
@@ -60,8 +60,8 @@ def test_an_interrupted_save_leaves_no_model(s3: S3, model: sl.CapsuleRegression
 
 def test_a_lost_chunk_is_reported(s3: S3, model: sl.CapsuleRegression) -> None:
     model.save(s3.at("m.zarr"))
-    place = locate(s3.at("m.zarr"))
-    chunk = next(k for k in place.all_keys() if k.startswith("W/c/"))  # type: ignore[attr-defined]
-    place.delete(chunk)
+    store = locate(s3.at("m.zarr"))
+    chunk = next(k for k in store.all_keys() if k.startswith("W/c/"))  # type: ignore[attr-defined]
+    store.delete(chunk)
     with pytest.raises(DataError, match="its array 'W' is not the one that was saved"):
         sl.load_model(s3.at("m.zarr"))
