@@ -196,7 +196,7 @@ def libraries() -> Figure:
 
 @register_figure
 def rows_read() -> Figure:
-    """Draw the validation error of algorithms of capsule regression against the number of rows read."""
+    """Draw the smallest validation error so far of algorithms of capsule regression against the rows read."""
     fits = read("online_capsule")["fits"]
     names = {
         "em": "batch EM",
@@ -247,7 +247,7 @@ def overlap() -> Figure:
 
 @register_figure
 def workers() -> Figure:
-    """Draw the scheduler's CPU time per task (span of rows), and task lengths for a half-busy scheduler."""
+    """Draw the scheduler's CPU time per span (rows of a task), and the shortest span for half a core."""
     found = read("simulated_cluster")
     counts, costs = [], []
     for part, r in found.items():

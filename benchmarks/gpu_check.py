@@ -3,7 +3,7 @@
 The parts run in this order: a preflight (GPU, versions, imports, compilation), small cases of all kernels,
 the tests marked `gpu`, copies and kernels on different CUDA streams, equal bits of results in two processes,
 compute-sanitizer, and the checks of the gpu_*.py scripts. If one part fails or exceeds its time limit, the
-next part runs.
+next part runs; without a GPU, only the preflight runs.
 """
 
 from __future__ import annotations

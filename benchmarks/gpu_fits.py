@@ -106,7 +106,7 @@ def make_rows(model: str, n: int, quick: bool) -> tuple[np.ndarray, np.ndarray |
 
 
 def make_model(model: str, device: str, quick: bool) -> Any:
-    """Return an unfitted estimator that reads the rows at most eight times."""
+    """Return an unfitted estimator whose fit has at most eight EM iterations or one epoch."""
     import scalelatent as sl
 
     common: dict[str, Any] = {"device": device, "random_state": 0}

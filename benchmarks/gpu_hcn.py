@@ -67,7 +67,7 @@ def list_measurements(backend: CupyBackend, args: argparse.Namespace) -> Iterato
 def draw_arrays(
     chains: int, images: int, image: Any, window: Any, features: int, seed: int
 ) -> dict[str, np.ndarray]:
-    """Return random evidence and orders of pixels, beliefs of features S and weights W, and messages of 0.
+    """Return random evidence and orders of pixels, beliefs of features and of weights, and messages of 0.
 
     Names, shapes and dtypes are those of arguments of the kernel ``sweep_messages``; beliefs are integers.
     """

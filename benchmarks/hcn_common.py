@@ -1,4 +1,4 @@
-"""Functions shared by the benchmarks of compositional networks: overlaps of features, and pictures.
+"""Shared by the benchmarks of compositional networks: overlaps of features, true compression, pictures.
 
 A building block is a small shape, such as a letter, which the generator of the images places.
 """

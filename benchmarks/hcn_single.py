@@ -9,7 +9,7 @@ Each compression is compared with two others: with the features and places that 
 and with the generator's features at places that this package's decoder finds ("true_features"). The decoder
 places features only inside the image, so it may find no place for a letter at an edge. A kind (building
 block of the generator, such as a letter) is found if its largest overlap (intersection over union) with a
-feature is at least .9. Draws results/hcn_single.png of the first seed.
+feature is at least .9. Without options, draws results/hcn_single.png of the first seed.
 
 --border    Each image gets this number of unknown pixels on each side. They cost no bits, and features may
             reach into them.
@@ -77,7 +77,7 @@ SETS: dict[str, tuple[dict[str, Any], tuple[int, tuple[int, int]], dict[str, Any
 }  # fmt: skip
 
 
-# A pixel with this value is unknown (0 and 1 are off and on). By default a fit has this number of restarts.
+# Value of an unknown pixel (0 and 1 are off and on), and default number of restarts of a fit.
 UNKNOWN, RESTARTS = 2, 10
 
 

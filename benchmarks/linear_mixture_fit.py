@@ -86,7 +86,7 @@ class OnePass:
         return stats
 
     def maximise(self) -> None:
-        """Run the M-step."""
+        """Run the M-step on the statistics of the last E-step; its result is discarded: only time counts."""
         self.em.update(self.state, {"train": self.stats})
 
     def multiply_all(self, block: int) -> None:

@@ -3,8 +3,8 @@
     python benchmarks/linear_mixture_peers.py [--part mfa --mfa MFA.PY] [--threads 1]
 
 Each part compares this package ("ours") with one library ("theirs"). Both use the same rows and the same
-number of threads (--threads). Seconds of a pass are the difference of two fits of different length.
-Log-likelihoods are means in nats per row, and one formula in float64 computes them for both libraries.
+number of threads (--threads). Seconds of a pass come from two fits of different length, or are a median over
+passes. Log-likelihoods are means in nats per row: of training rows in factors, otherwise of test rows.
 
 mfa       torch-mfa of E. Richardson (--mfa is the path of its mfa.py; needs torch) on MNIST in [0, 1], with
           50 models of 6 factors and one noise each. The results are the processor seconds of a pass, and

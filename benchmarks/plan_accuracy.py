@@ -1,4 +1,4 @@
-"""Compare the predictions of `plan` with the measured time and memory of jobs of all kinds.
+"""Compare the predictions of `plan` with the measured time and memory of jobs of three models.
 
     python benchmarks/plan_accuracy.py [--only NAME…] [--base MNIST.zarr]
 

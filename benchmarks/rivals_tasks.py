@@ -63,7 +63,7 @@ class Task:
     """Data sets and methods by name, and the score of an answer.
 
     ``first`` returns the rows of the small fit before the measurement. A score is a dictionary of
-    percentages, except for log-likelihoods, which are nats per row.
+    percentages, except for log-likelihoods (nats per row) and counts.
     """
 
     sets: dict[str, Callable[[int], Any]]
@@ -127,7 +127,7 @@ def load_small_set(name: str) -> tuple[np.ndarray, np.ndarray, bool]:
 
 
 def split_rows(name: str, seed: int) -> TaskRows:
-    """Return 70 % training and 30 % held-out rows; measurements are standardised by the training rows."""
+    """Return 70 % training and 30 % held-out rows; measured values are standardised by the training rows."""
     x, y, measurements = load_small_set(name)
     train, target, test, truth = next(make_splits(x, y, measurements, seed))
     return TaskRows(train, target, test, truth)
