@@ -179,7 +179,6 @@ def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print and write both tables."""
     args = parser(__doc__, "capsule_pass")
     args.add_argument("--rows", type=int, default=50_000)
     args.add_argument("--features", type=int, default=196)

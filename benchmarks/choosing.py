@@ -115,7 +115,6 @@ def compare_clusterings(a: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the parts that --parts names, and write their results."""
     arguments = parser(__doc__, "choosing")
     arguments.add_argument("--parts", default="algorithms,clusterings")
     arguments.add_argument("--dim", type=int, default=8, help="dimension of a capsule")

@@ -407,7 +407,7 @@ def measure_clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
 
 
 def measure_densities(seed: int) -> list[dict[str, Any]]:
-    """Return the mean log-likelihoods of test rows, in nats, on sets of measurements and on digits."""
+    """Return the mean log-likelihoods of test rows, in nats, on sets of measured values and on digits."""
     rng = np.random.default_rng(seed)
     pixels, codes = load_digits(return_X_y=True)
     sets = [(name, x, y) for name, x, y, standardise in load_small_sets() if standardise]

@@ -43,7 +43,7 @@ def draw_legend(axes: Any, **options: Any) -> None:
 
 @register_figure
 def paper_errors() -> Figure:
-    """Draw the test errors of this package and those of the papers of its models."""
+    """Draw the errors of this package and of the papers of its models; for clusters, 100 - accuracy."""
     rows: list[tuple[str, float, float, float, float]] = []
     found = {(r["architecture"], r["capsule_dim"]): r for r in read("paper_capsule_dims")}
     rows.append(("capsules, MNIST, d = 2", 100 * found["multiclass", 2]["test_error"], 0, 6.21, 0))

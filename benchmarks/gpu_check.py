@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def check(runner: ProgramRunner, folder: Path) -> int:
-    """Run all parts of the check; return the exit status."""
+    """Run all parts of the check; return the exit status: 0, 1 if a part failed, or 3 without a GPU."""
     lines = ["--lines", str(runner.lines)]
     quick = ["--quick"] if runner.emulate else []
     environment = ["--env", str(runner.out / "env.json")]

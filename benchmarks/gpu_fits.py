@@ -181,7 +181,7 @@ class Tracer:
             self._start.record()
 
     def seconds_by_activity(self, seconds: float) -> dict[str, float]:
-        """Return the seconds of each activity in a fit that took ``seconds``."""
+        """Return the seconds of each activity in a fit of ``seconds``; on a GPU also a count of launches."""
         out = {"decoding": self._host["decoding"], "waiting": self._host["waiting"]}
         if not self.on_gpu:
             return out

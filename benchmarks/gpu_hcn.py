@@ -171,7 +171,7 @@ def make_layer(args: argparse.Namespace) -> FeatureLayer:
 
 
 def draw_letters(n: int, args: argparse.Namespace) -> np.ndarray:
-    """Return n random binary images of letters."""
+    """Return n random binary images of letters, of the size that ``make_layer`` expects."""
     size = make_layer(args).image[1:]
     count = 1 if args.quick else 5
     return image_set("letters", size=size, count=count, noise=0.03, seed=args.seed).rows(0, n)[0]

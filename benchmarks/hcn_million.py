@@ -45,7 +45,7 @@ from scalelatent.models.hcn.model.layer import FeatureLayer
 SETTINGS = {"p01": 1e-3, "p10": 1e-3, "p_weight": 0.3, "p_sparsity": 1e-4}
 # Engine options of the part "flat": shuffle buffers of 4 x 128 rows, and no cache of rows.
 SMALL_BUFFERS = {"run_rows": 128, "buffer_runs": 4, "cache": 0}
-# Parameter ``forgetting``, number of features, their (height, width), and (channels, height, width) of images.
+# Parameter ``forgetting``, number of features, their height and width, (channels, height, width) of images.
 FORGETTING, FEATURES, WINDOW, IMAGE = 0.98, 32, (8, 6), (1, 24, 24)
 
 

@@ -3,9 +3,9 @@
     python benchmarks/hcn_peers.py [--pgmax PYTHON] [--timings]
 
 Each of five seeds has twenty images of 14 x 14 with two of the letters T, L and X, and 3 % of the pixels
-flipped. The network has five features of 8 x 6. Its factor graph has one AND for each pair of a place and a
-weight, and one OR for each pixel; the pairs of a pixel are a tree. All implementations run at most 100
-iterations from the same beliefs of the weights, with a damping of .5 if they store messages.
+flipped. The network has five features of 8 x 6. Its factor graph has one AND for each pair of a feature's
+place and weight, and one OR for each pixel; the pairs of a pixel are a tree. All implementations run at most
+100 iterations from the same beliefs of the weights, with a damping of .5 if they store messages.
 
 ours         Algorithm 1 of the paper in this package: one tree after the other, two leaves (ranges) of ten
              images, two threads.

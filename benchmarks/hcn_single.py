@@ -197,7 +197,7 @@ def fit_image(name: str, seed: int, args: Any) -> tuple[dict[str, Any], list[np.
 
 
 def summarise(fits: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return medians, sums and worst values over the seeds."""
+    """Return medians, sums and worst values of the results over the seeds, and numbers of images."""
 
     columns = {key: [fit[key] for fit in fits] for key in fits[0]}
 

@@ -80,7 +80,7 @@ def score_density(model: Any, x: np.ndarray) -> float:
 
 
 def measure_seconds(call: Any) -> float:
-    """Return the seconds of a call."""
+    """Return the seconds of a call without its warnings; what the call prints goes to stderr."""
     begin = time.perf_counter()
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")

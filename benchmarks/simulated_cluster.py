@@ -349,7 +349,7 @@ def summarise(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
 
 
 def compute_bounds(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the number of workers (one thread each) that one scheduler keeps busy, by the seconds of a task.
+    """Return the number of workers that a scheduler keeps busy, by the seconds of a task, and other bounds.
 
     This number does not depend on the rows, because the engine makes 4 to 32 tasks per thread in a pass.
     """
