@@ -55,7 +55,7 @@ def check(runner: ProgramRunner, folder: Path) -> int:
 
 
 def run_tests(runner: ProgramRunner) -> None:
-    """Run the tests marked ``gpu`` as one part."""
+    """Run the tests marked ``gpu`` as one part; with --emulate, only EMULATED_TESTS."""
     limit = str(90 * runner.time_factor)
     options = ["-m", "gpu", "-n", "0", "--timeout", limit, "-q", "-p", "no:cacheprovider"]
     options += [f"--junitxml={runner.out / 'junit.xml'}", "tests/gpu"]

@@ -29,7 +29,7 @@ MESSAGE_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Card:
-    """Peak rates of a GPU according to its data sheet."""
+    """Peak rates of a GPU according to its data sheet, and typical seconds of launches and waits."""
 
     name: str
     # Operations per second in float32 and in float64, without tensor cores.

@@ -313,7 +313,7 @@ def fit_logistic(x: np.ndarray, y: np.ndarray, args: Any, penalty: float) -> Pre
 def list_rivals(
     x: np.ndarray, y: np.ndarray, args: Any
 ) -> Iterator[tuple[str, list[tuple[str, Callable[[], Predict]]]]]:
-    """Yield (name, settings) of each other classifier; a setting is its name and a function that fits."""
+    """Yield (name, settings) of each other classifier; a setting is a name and a function that fits it."""
     yield "the nearest digit", [(f"k = {k}", lambda k=k: fit_neighbours(x, y, k)) for k in (1, 3)]
     yield (
         "each digit a template",
@@ -400,7 +400,7 @@ def set_read_noise(model: Any, p01: float, p10: float) -> tuple[str, Callable[[]
 
 
 def draw_channels(on: np.ndarray, args: Any) -> np.ndarray:
-    """Return sums of the filters of edges (n, channels, h, w) as images with values from 0 to 1."""
+    """Return sums of the filters of edges (n, channels, h, w) as images from 0 to 1; 0.5 means no edge."""
     half = OrientedFilters(args.filters, args.filter_size).weights
     kernels = torch.tensor(np.concatenate([half, -half])[:, None], dtype=torch.float32)
     drawn = torch.nn.functional.conv_transpose2d(torch.tensor(on, dtype=torch.float32), kernels)[:, 0].numpy()

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from common import parser, write_part
 from hcn_common import (
-    FOUND,
+    MIN_IOU,
     arrange_tiles,
     compute_overlaps,
     compute_true_compression,
@@ -175,7 +175,7 @@ def fit_image(name: str, seed: int, args: Any) -> tuple[dict[str, Any], list[np.
     model = make_estimator(name, seed, args.restarts).fit(ds)
     kinds, often = count_placed_kinds(images)
     used = model.weights_[0][model.used_[0]]
-    has = compute_overlaps(used, images.features[kinds]) >= FOUND
+    has = compute_overlaps(used, images.features[kinds]) >= MIN_IOU
     made = remove_border(model.reconstruct(ds)[0, 0], args.border)
     truth = compute_true_compression(images, 1)
     found = {

@@ -88,7 +88,7 @@ def plot_densities(examples: Sequence[tuple[str, np.ndarray, np.ndarray, np.ndar
 def plot_outlier(
     rows: np.ndarray, pca: np.ndarray, output: np.ndarray, codes: np.ndarray, outlier: int
 ) -> Figure:
-    """Draw two classes and a distant point: the data, their PCA and the network's output (Figure 6)."""
+    """Draw two classes and a distant point (row ``outlier``): data, PCA and network's output (Figure 6)."""
     figure = new_figure(8.4, 2.9)
     kept = np.arange(len(rows)) != outlier
     for axes, points, title in zip(

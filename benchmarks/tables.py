@@ -115,7 +115,7 @@ def online() -> Iterable[Iterable[Any]]:
         "passive_aggressive": "passive-aggressive",
         "incremental": "incremental EM",
     }.items():
-        if key not in found["fits"]:  # removed algorithms, which only an earlier version measured
+        if key not in found["fits"]:  # Only results of an earlier version have these algorithms.
             continue
         fit, share = found["fits"][key], found["comparison"][key]["share_of_em_rows"]
         yield (
