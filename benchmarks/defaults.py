@@ -375,7 +375,7 @@ def find_best_candidate(seed: int) -> list[dict[str, Any]]:
 def measure_clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
     """Return the NMI (normalised mutual information, in percent) of clusters and classes.
 
-    There are as many clusters as classes, and all rows of a data set are clustered. Measurements are
+    There are as many clusters as classes, and all rows of a data set are clustered. Measured values are
     standardised; pixels and sounds are not.
     """
     lines = []

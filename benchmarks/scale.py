@@ -505,7 +505,7 @@ def format_table(columns: str, rows: list[list[str]]) -> list[str]:
 
 
 def format_number(number: float) -> str:
-    """Return a number as text: whole with thousands separators from 100 up, otherwise three figures."""
+    """Return a number as text: from 100 up whole with commas, otherwise with three significant figures."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
