@@ -2,12 +2,12 @@
 
     python benchmarks/hcn_digits.py [--parts hcn,layers,rivals] [--seeds 3]
 
-The paper is Lázaro-Gredilla et al. (2016). All fits use the first 40 training digits of each class. Oriented
+The paper is Lázaro-Gredilla et al. (2016). Fits use the first 40 training digits of each class. Oriented
 filters turn grey values into edges. A network first learns features and templates (prototypes of a class,
 made of features) in one online epoch. Then it learns the templates again, at first each from one digit, in
 `--template-passes` passes over the digits.
 
-Errors are shares of the 10,000 test digits, clean or with one of six corruptions. The corruptions flip 10 %
+Errors are shares of 10,000 test digits or of held-out digits, clean or corrupted. Six corruptions flip 10 %
 of the pixels, add a border of up to 3 pixels, a patch of 8 x 8 random pixels, a grid with a pitch of 7 pixels
 or three crossing lines, or delete 10 % of the pixels and three rows or columns. All settings were chosen on
 held-out training digits (from row 50,000 on), which no fit uses. The parts, of which all but rivals fit a
@@ -25,8 +25,8 @@ layers   Errors of variants on 400 held-out digits. A pool lets a feature shift 
          single edge, or an edge at any place of 3 x 3 pixels.
 noise    Errors on 2,000 held-out digits with two values of the assumed noise: the noise of the fit, and
          --read-noise. Each value is used to learn templates, and each to classify images.
-thin     Templates that are learned with less noise and therefore have fewer weights: the edges that they
-         draw, and the smallest error on 400 held-out digits over several values of `read_noise`.
+thin     Templates that are learned with other assumed noise, so that they have fewer weights: the edges that
+         they draw, and the smallest error on 400 held-out digits over several values of `read_noise`.
 rivals   Other classifiers, fitted on the same digits, with settings chosen on 2,000 held-out digits: nearest
          neighbours by grey values; the digit whose edges match best; logistic regression on the largest edge
          in each 3 x 3 pixels; a convolutional network of the same form (pools, features of 3 x 3, the best
@@ -86,7 +86,7 @@ DRAWN_CLASSES = (2, 5)
 NOISE_PAIRS = [(p01, p10) for p01 in (0.01, 0.05, 0.2) for p10 in (1e-3, 1e-2)]
 # Pairs (p01, p10) from which the noise that a network assumes in images to classify (`read_noise`) is chosen.
 READ_NOISES = [(0.2, p10) for p10 in (1e-4, 2e-4, 5e-4, 1e-3)]
-# Pairs (p01, p10) with which the part "thin" learns templates, so that they have fewer weights.
+# Pairs (p01, p10) with which the part "thin" learns templates: the default, and four for fewer weights.
 THIN_NOISES = [(0.2, 1e-4), (0.05, 1e-3), (0.01, 3e-3), (1e-3, 3e-3), (1e-3, 0.03)]
 # Width in pixels of an image with two digits.
 WIDE_WIDTH = 64

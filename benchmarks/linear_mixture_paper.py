@@ -32,8 +32,8 @@ temperature_DATA  Temperatures of probabilities that several numbers of training
 figures_usps      The paper's Figures 1, 2 and 3.
 
 DATA is usps, mnist16 (MNIST cropped by 2 pixels and averaged to 16 x 16) or mnist28. Test rows choose no
-setting. Errors are means over --seeds fits. The p-value of two settings is that of a sign-flip test over
-rows. Needs SCALELATENT_DATA.
+setting. Errors are means over --seeds fits, except in choose, thickness and search. The p-value of two
+settings is that of a sign-flip test over rows. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
