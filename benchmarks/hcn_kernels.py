@@ -4,8 +4,8 @@
 
 A feature is a small binary image of weights, which can be at many places of an image. A pair is a place and a
 weight that meet in one pixel; the pairs of one pixel are a tree of the factor graph. A sweep updates the
-messages between pixels, places and weights once, tree by tree. Rates are pairs per second, and each is the
-fastest of 100 rounds. The inputs are five letter images of 24 x 24 with 32 features of 8 x 6 (1,536 pairs per
+messages between pixels, places and weights once, tree by tree. Rates are pairs per second of the fastest of
+100 rounds (numpy: 5). The inputs are five letter images of 24 x 24 with 32 features of 8 x 6 (1,536 pairs per
 tree), or of 14 x 14 with 5 features of 6 x 6 (180 pairs per tree), after 40 minibatches of learning. The
 results for each size are:
 

@@ -2,7 +2,7 @@
 
     python benchmarks/linear_mixture_peers.py [--part mfa --mfa MFA.PY] [--threads 1]
 
-Each part compares this package ("ours") with one library ("theirs"). Both use the same rows and the same
+Each part compares this package ("ours") with another library ("theirs"). Both use the same rows and the same
 number of threads (--threads). Seconds of a pass come from two fits of different length, or are a median over
 passes. Log-likelihoods are means in nats per row: of training rows in factors, otherwise of test rows.
 
