@@ -4,8 +4,7 @@
 
 The script counts the passes over all rows until the log-loss, or the training error, is as low as the lowest
 value that momentum 0.9 reaches within a given number of passes. Every EM step is a pass, including the steps
-of extrapolations and steps that are undone. The package uses momentum; the counts show whether another method
-needs fewer passes.
+of extrapolations and steps that are undone. The package uses momentum; the counts show if another is faster.
 
 momentum  An EM step from the weights W, plus 0.9 (W - previous W), as in the package.
 plain     EM without acceleration.

@@ -7,8 +7,7 @@ E-step over all rows X, which are float32 in memory. For each d, one process mea
 its products H = W X^T and Delta = H X alone, with the block size that is fastest for them. The M-step uses
 only rows for which a wrong class has more than nu times the probability of the true class ("active" rows):
 all rows with nu = 0; with nu = 0.8, as many as in a real fit. "numpy" is the same pass in numpy. A second
-table compares the engine's pass on two threads with a pass in numpy as Saul (2021) describes it, also on two
-threads.
+table compares the engine's pass with one in numpy as Saul (2021) describes it, both on two threads.
 """
 
 from __future__ import annotations
@@ -180,7 +179,6 @@ def measure(x: np.ndarray, y: np.ndarray, d: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print and write both tables."""
     args = parser(__doc__, "capsule_pass")
     args.add_argument("--rows", type=int, default=50_000)
     args.add_argument("--features", type=int, default=196)

@@ -5,7 +5,7 @@
 algorithms   Test error and seconds on MNIST (50,000 training and 10,000 validation images, one thread) of two
              fits of capsule regression, a classifier, and of scikit-learn's MLPClassifier. "em" is batch EM
              with the schedule of Saul (2021); "stepwise" updates the parameters after each small batch of
-             rows. The MLP trains until its validation error is as small as that of each of the two fits.
+             rows. The MLP trains until its validation error is as small as those of both fits.
 clusterings  NMI (normalised mutual information, 0 to 1) between topics and k-means clusters of documents. The
              documents are encoded by latent semantic analysis and by bootstrap networks (layers of V random
              clusterings) for several V. The documents are a sample of those of the RCV1-v2 subset that
@@ -115,7 +115,6 @@ def compare_clusterings(a: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the parts that --parts names, and write their results."""
     arguments = parser(__doc__, "choosing")
     arguments.add_argument("--parts", default="algorithms,clusterings")
     arguments.add_argument("--dim", type=int, default=8, help="dimension of a capsule")

@@ -97,7 +97,7 @@ def bare_divisions(a: Any, r: Any, sweeps: int) -> None:
 
 
 def draw_graph(v: int, h: int, rows: int, scale: float, seed: int) -> tuple[np.ndarray, ...]:
-    """Return random float32 weights (v, h) of v visible and h hidden units, and unit biases of each row."""
+    """Return random float32 weights (v, h), and biases of v visible and h hidden units for each row."""
     rng = np.random.default_rng(seed)
     parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
     return tuple(part.astype(np.float32) for part in parts)

@@ -280,7 +280,6 @@ def draw_figures(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, pl
 
 
 def main() -> None:
-    """Run each pair of a task and a learner that the options name."""
     arguments = parser(__doc__, "crbm_mnist")
     arguments.add_argument("--tasks", default=None, help=f"from {', '.join(TASKS)}; with --full: noisy10")
     arguments.add_argument(

@@ -324,7 +324,6 @@ def compare_local_steps(args: Any) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Run the parts that --parts names, and write their results."""
     parts: dict[str, Callable[[Any], Any]] = {
         "share": measure_share,
         "products": compare_products,

@@ -116,7 +116,6 @@ def kill_worker(client: Any) -> None:
 
 
 def main() -> None:
-    """Run the job and take the pictures."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     arguments.add_argument("folder", type=Path, nargs="?", default=RESULTS)
     arguments.add_argument("--browser", help="path of a Chromium")

@@ -3,7 +3,7 @@
     python benchmarks/data_sparse.py [--rows 200000] [--out benchmarks/results/data_sparse.json]
 
 The rows are documents resampled from RCV1 (with SCALELATENT_DATA) or from generated counts of the same shape.
-Each importer runs in turn with a function that only reads and decompresses the file. The fastest of
+The import of each .npz file runs in turn with a function that only reads and decompresses it. The fastest of
 several rounds counts, so that the ratios also hold on a busy machine. Peak memory is that of a new process,
 for one file and for a file with four times as many rows.
 """
@@ -88,7 +88,7 @@ def measure_peak(what: str, source: Path, out: Path, rows: int = 0) -> float:
 
 
 def measure_importer_rates(sources: dict[str, Path], folder: Path, rounds: int) -> dict[str, Any]:
-    """Return the MB of decompressed content per second of each importer, and of only reading its file."""
+    """Return MB of decompressed content per second of importing each file, and of only reading it."""
     out = {}
     for name, path in sources.items():
         content = read_source(path) / 1e6

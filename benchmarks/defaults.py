@@ -5,25 +5,25 @@
 
 The data sets are breast cancer, wine, iris and digits of scikit-learn and, with SCALELATENT_DATA,
 New-Thyroid, Isolet1, UMIST, COIL20, USPS and 5,000 rows of MNIST. Several seeds split each set into 70 %
-training rows and 30 % test rows; USPS and MNIST have their own split. Measurements are standardised by the
-training rows; pixels and sounds are not changed.
+training rows and 30 % test rows; USPS and MNIST have their own split. Measured values are standardised by the
+training rows; pixels and sounds are not.
 
 errors       Test errors and seconds of the classifiers. Capsule regression is measured with default
              parameters, with one model for all classes ("multiclass"), and as in its paper (multiclass, batch
              EM, no intercept, no ridge).
-subsets      Test errors with 20 random subsets of the features of the four sets of scikit-learn; a subset has
-             between one and all features.
+subsets      By how much test errors exceed those of two simple methods, with 20 random subsets of the
+             features of the four sets of scikit-learn; a subset has between one and all features.
 likelihoods  Test errors and seconds of linear mixtures by the reconstruction error, by factor analysis, and
              by the default, which chooses one of them; errors of an RBF SVM on standardised rows. Rows come
-             in their own units, and generated rows are added. Means over three splits.
+             in their own units, and generated rows are added. Means over at most three splits.
 calibration  Expected calibration error of capsule regression on test rows, in 15 bins of equally many rows.
              The temperature is chosen on a tenth of the training rows, on all training rows, or is 1.
 best         Test error of `sl.Search` with three folds of the shuffled training rows over at most twenty
              candidates, on one split of each set.
 architectures
              Errors, calibration errors and CPU seconds of capsule regression with one model for all classes,
-             one per class, and one per pair of classes, on held-out training rows, also of generated sets of
-             2 to 100 classes. These results decided the default.
+             one per class, and one per pair of classes, on held-out rows (of USPS and MNIST, of the training
+             rows), also of generated sets of 2 to 100 classes. These results decided the default.
 clusters     NMI (normalised mutual information) of bootstrap networks, of k-means and of spectral clustering:
              means over three seeds.
 densities    Mean log-likelihood of test rows in nats: LinearMixture(likelihood="ppca"), GaussianMixture and
@@ -133,7 +133,7 @@ def make_splits(x: np.ndarray, y: np.ndarray, standardise: bool, seed: int) -> I
 
 
 def load_split_sets(max_rows: int = 10_000) -> Iterator[tuple[str, Split]]:
-    """Yield (name, split) of USPS and MNIST of at most ``max_rows`` training rows, given SCALELATENT_DATA."""
+    """Yield (name, split) of USPS, of 5,000 rows of MNIST and, if ``max_rows`` allows, of MNIST."""
     if os.environ.get("SCALELATENT_DATA"):
         yield "USPS", (*usps(), *usps("test"))
         yield "MNIST, 5,000 rows", (*mnist(slice(5000)), *mnist(part="test"))
@@ -212,8 +212,8 @@ def compare_subsets(seed: int) -> list[dict[str, Any]]:
     return lines
 
 
-def list_rows_in_units(seed: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield (name, rows, labels) of measurements before standardising, of generated rows, and of digits."""
+def list_unscaled_sets(seed: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield (name, rows, labels) of sets that are not standardised: measured ones, generated ones, digits."""
     for name, load in {"breast cancer": load_breast_cancer, "wine": load_wine, "iris": load_iris}.items():
         yield name, *load(return_X_y=True)
     yield "half moons", *make_moons(1000, noise=0.2, random_state=seed)
@@ -237,7 +237,7 @@ def compare_likelihoods(seed: int) -> list[dict[str, Any]]:
     lines = []
     given = [(name, [split]) for name, split in load_split_sets()]
     for name, found in [
-        (name, make_splits(x, y, False, seed)) for name, x, y in list_rows_in_units(seed)
+        (name, make_splits(x, y, False, seed)) for name, x, y in list_unscaled_sets(seed)
     ] + given:
         tried = list(islice(found, 3))
         line: dict[str, Any] = {"set": name, "shape": list(tried[0][0].shape), "splits": len(tried)}
@@ -306,7 +306,7 @@ def make_generated_sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, bool]]:
 def compare_architectures(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
     """Return errors, CPU seconds and calibration errors of capsule regression's architectures.
 
-    Only training rows of each set are used, so that test rows of USPS and MNIST do not choose a default.
+    Of USPS and MNIST only training rows are split, so that their test rows do not choose a default.
     """
     given = [(name, rows[0], rows[1], False) for name, rows in load_split_sets()]
     lines = []
@@ -375,7 +375,7 @@ def find_best_candidate(seed: int) -> list[dict[str, Any]]:
 def measure_clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
     """Return the NMI (normalised mutual information, in percent) of clusters and classes.
 
-    There are as many clusters as classes, and all rows of a data set are clustered. Measurements are
+    There are as many clusters as classes, and all rows of a data set are clustered. Measured values are
     standardised; pixels and sounds are not.
     """
     lines = []
@@ -407,7 +407,7 @@ def measure_clusters(seed: int, seeds: int = 3) -> list[dict[str, Any]]:
 
 
 def measure_densities(seed: int) -> list[dict[str, Any]]:
-    """Return the mean log-likelihoods of test rows, in nats, on sets of measurements and on digits."""
+    """Return the mean log-likelihoods of test rows, in nats, on sets of measured values and on digits."""
     rng = np.random.default_rng(seed)
     pixels, codes = load_digits(return_X_y=True)
     sets = [(name, x, y) for name, x, y, standardise in load_small_sets() if standardise]

@@ -2,7 +2,7 @@
 
     python benchmarks/demo.py
 
-A first run with few rows compiles the kernels (inner functions of the model); a second run is measured.
+A first run with few rows compiles functions; a second run is measured. Peak memory is that of a worker.
 """
 
 from __future__ import annotations

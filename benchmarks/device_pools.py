@@ -56,7 +56,7 @@ def start_pool(count: int) -> Iterator[Any]:
 
 
 def measure_passes(client: Any, dataset: Any, speeds: tuple[float, ...], seconds: float, passes: int) -> Any:
-    """Return the times of ``passes`` passes over the rows, after two that measure the workers' speeds."""
+    """Return ``measure_pass`` of each of ``passes`` passes, after two that measure the workers' speeds."""
     from paced_learner import PacedLearner, list_computed_blocks
 
     from scalelatent.engine.batch_loop import fit_batches
@@ -81,7 +81,7 @@ def measure_passes(client: Any, dataset: Any, speeds: tuple[float, ...], seconds
 
 
 def measure_pass(blocks: list[Any], number: int, ideal: float) -> dict[str, Any]:
-    """Return the seconds of a pass over the rows divided by ``ideal``, and shares of workers.
+    """Return the seconds of pass ``number`` divided by those of the ideal pass (``ideal``), and shares.
 
     The shares are the mean idle share of workers at the end, and the largest share of rows that one worker
     computed. ``blocks`` has a list for each worker, with (pass, rows, begin, end) of each block of rows.
@@ -169,7 +169,7 @@ def simulate(counts: dict[float, int], leaves: int, seconds: float, latency: flo
 
 
 def find_shortest_pass(leaves: int, speeds: dict[str, float], leaf_seconds: float) -> float:
-    """Return the seconds of the shortest pass over ``leaves`` tasks that take ``leaf_seconds`` at speed 1."""
+    """Return the shortest seconds of ``leaves`` tasks, which take ``leaf_seconds`` on a worker of speed 1."""
     done = heapq.nsmallest(
         leaves, ((k + 1) * leaf_seconds / s for s in speeds.values() for k in range(leaves))
     )

@@ -43,7 +43,7 @@ def draw_legend(axes: Any, **options: Any) -> None:
 
 @register_figure
 def paper_errors() -> Figure:
-    """Draw the test errors of this package and those of the papers of its models."""
+    """Draw the errors of this package and of the papers of its models; for clusters, 100 - accuracy."""
     rows: list[tuple[str, float, float, float, float]] = []
     found = {(r["architecture"], r["capsule_dim"]): r for r in read("paper_capsule_dims")}
     rows.append(("capsules, MNIST, d = 2", 100 * found["multiclass", 2]["test_error"], 0, 6.21, 0))
@@ -196,7 +196,7 @@ def libraries() -> Figure:
 
 @register_figure
 def rows_read() -> Figure:
-    """Draw the validation error of algorithms of capsule regression against the number of rows read."""
+    """Draw the smallest validation error so far of algorithms of capsule regression against the rows read."""
     fits = read("online_capsule")["fits"]
     names = {
         "em": "batch EM",
@@ -247,7 +247,7 @@ def overlap() -> Figure:
 
 @register_figure
 def workers() -> Figure:
-    """Draw the scheduler's CPU time per task (span of rows), and task lengths for a half-busy scheduler."""
+    """Draw the scheduler's CPU time per span (rows of a task), and the shortest span for half a core."""
     found = read("simulated_cluster")
     counts, costs = [], []
     for part, r in found.items():

@@ -52,9 +52,9 @@ from scalelatent.models.capsule.model.members import Members, build_members
 
 CAPSULE_DIMS = (2, 4, 8, 16, 32)
 SMALL_BLOCK = 2048  # number of rows of a block (one call of a kernel) on a CPU
-# Largest allowed error of results on the GPU, divided by the largest true value, by the precision of matrix
-# products. "threshold" is the limit for sums of the rows that pass the threshold nu: a wrong class has more
-# than nu times the probability of the true class.
+# Largest allowed error of results on the GPU, divided by the largest true value, by the dtype of a kernel or
+# the precision of matrix products. "threshold" is the limit for sums of the rows that pass the threshold nu:
+# a wrong class has more than nu times the probability of the true class.
 LIMITS = {"float64": 1e-9, "float32": 1e-5, "tf32": 1e-2, "threshold": 1e-3}
 # Largest allowed number of rows that rounding to float32 moves to the other side of the threshold nu.
 MAX_MOVED_ROWS = 3

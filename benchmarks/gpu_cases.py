@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_cases.py cases
 
-`preflight` imports and compiles everything. `compile` compiles the kernels of a model. `cases` launches every
-kernel of every model on small inputs and compares the results with the reference, numpy code on the CPU.
+`preflight` describes the machine, and imports and compiles everything. `compile` compiles kernels. `cases`
+launches every kernel on small inputs, and compares the results with the reference (numpy code on the CPU).
 `streams` tests that kernels wait for copies of their inputs. `bits` writes digests (hashes) of results.
 """
 
@@ -292,7 +292,7 @@ def make_mbn_cases(few: bool) -> Iterator[Case]:
 
 
 def draw_graph(v: int, h: int, rows: int, scale: float) -> tuple[np.ndarray, ...]:
-    """Return random float32 weights (v, h) of v visible and h hidden units, and unit biases of each row."""
+    """Return random float32 weights (v, h), and biases of v visible and h hidden units for each row."""
     rng = np.random.default_rng(v + h)
     parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
     return tuple(part.astype("f4") for part in parts)
@@ -342,7 +342,7 @@ def make_crbm_cases(few: bool) -> Iterator[Case]:
 def compute_chain_gradients(method: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return gradients of three chains (parts of a batch), from the GPU and from the reference.
 
-    The gradients are those of the weights, and of the biases of visible and of hidden units.
+    The gradients are those of the weights, by chain, and of the biases of both kinds of units, by row.
     """
     from scalelatent.models.crbm.kernels import gpu, reference
 

@@ -3,7 +3,7 @@
 The parts run in this order: a preflight (GPU, versions, imports, compilation), small cases of all kernels,
 the tests marked `gpu`, copies and kernels on different CUDA streams, equal bits of results in two processes,
 compute-sanitizer, and the checks of the gpu_*.py scripts. If one part fails or exceeds its time limit, the
-next part runs.
+next part runs; without a GPU, only the preflight runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def check(runner: ProgramRunner, folder: Path) -> int:
-    """Run all parts of the check; return the exit status."""
+    """Run all parts of the check; return the exit status: 0, 1 if a part failed, or 3 without a GPU."""
     lines = ["--lines", str(runner.lines)]
     quick = ["--quick"] if runner.emulate else []
     environment = ["--env", str(runner.out / "env.json")]
@@ -55,7 +55,7 @@ def check(runner: ProgramRunner, folder: Path) -> int:
 
 
 def run_tests(runner: ProgramRunner) -> None:
-    """Run the tests marked ``gpu`` as one part."""
+    """Run the tests marked ``gpu`` as one part; with --emulate, only EMULATED_TESTS."""
     limit = str(90 * runner.time_factor)
     options = ["-m", "gpu", "-n", "0", "--timeout", limit, "-q", "-p", "no:cacheprovider"]
     options += [f"--junitxml={runner.out / 'junit.xml'}", "tests/gpu"]

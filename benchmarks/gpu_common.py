@@ -175,7 +175,7 @@ def run_script(
 
 
 def run_tasks(report: Report, tasks: Iterable[Task], seconds: float | None) -> None:
-    """Run checks or measurements one after another, and record each line of their results immediately."""
+    """Run tasks one after another, recording each line at once; start none after ``seconds`` seconds."""
     try:
         for key, name, call in tasks:
             if seconds is not None and report.seconds > seconds:

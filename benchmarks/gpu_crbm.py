@@ -12,8 +12,8 @@ CPU. Rates of inference are medians with the biases on the GPU. Each rate comes 
 - the seconds of 50 epochs on MNIST at this rate, as in Ping and Ihler (2017);
 - its divisions as a share of the rate of the special-function units, 16 per clock and multiprocessor.
 
-Learning runs steps of 20 rows with 32 sweeps, the mean of that paper's fit; the parameters stay on the GPU
-for 64 steps.
+Learning runs steps of 20 rows with 32 sweeps, about the mean of that paper's fit. Each step copies the
+parameters, or they stay on the GPU for 64 steps.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def list_measurements(backend: CupyBackend, args: argparse.Namespace) -> Iterato
 
 
 def draw_graph(v: int, h: int, rows: int, scale: float, seed: int) -> tuple[np.ndarray, ...]:
-    """Return random float32 weights (v, h) of v visible and h hidden units, and unit biases of each row."""
+    """Return random float32 weights (v, h), and biases of v visible and h hidden units for each row."""
     rng = np.random.default_rng(seed)
     parts = rng.normal(size=(v, h)) * scale, rng.normal(size=(rows, v)), rng.normal(size=(rows, h))
     return tuple(part.astype(np.float32) for part in parts)

@@ -1,11 +1,11 @@
-"""Run a program with a stand-in for CuPy on a machine without a GPU; the processor runs the CUDA text.
+"""Run a program with a stand-in for CuPy, which runs the CUDA source of kernels on a machine without a GPU.
 
     python benchmarks/gpu_emulated.py benchmarks/gpu_hcn.py --quick --out result.json
     python benchmarks/gpu_emulated.py -m pytest -m gpu tests/gpu
 
 The stand-in is tests/gpu/fake_cupy.py. It needs a C++ compiler and Linux. The results are those of the CUDA
-text, but its speed says nothing about a GPU. The environment variable GPU_EMULATED_FOLDER names a folder for
-compiled kernels that several programs share.
+source, but its speed says nothing about a GPU. The environment variable GPU_EMULATED_FOLDER names a folder
+for compiled kernels that several programs share.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def make_rows(model: str, n: int, quick: bool) -> tuple[np.ndarray, np.ndarray |
 
 
 def make_model(model: str, device: str, quick: bool) -> Any:
-    """Return an unfitted estimator that reads the rows at most eight times."""
+    """Return an unfitted estimator whose fit has at most eight EM iterations or one epoch."""
     import scalelatent as sl
 
     common: dict[str, Any] = {"device": device, "random_state": 0}
@@ -181,7 +181,7 @@ class Tracer:
             self._start.record()
 
     def seconds_by_activity(self, seconds: float) -> dict[str, float]:
-        """Return the seconds of each activity in a fit that took ``seconds``."""
+        """Return the seconds of each activity in a fit of ``seconds``; on a GPU also a count of launches."""
         out = {"decoding": self._host["decoding"], "waiting": self._host["waiting"]}
         if not self.on_gpu:
             return out

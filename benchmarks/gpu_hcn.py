@@ -67,7 +67,7 @@ def list_measurements(backend: CupyBackend, args: argparse.Namespace) -> Iterato
 def draw_arrays(
     chains: int, images: int, image: Any, window: Any, features: int, seed: int
 ) -> dict[str, np.ndarray]:
-    """Return random evidence and orders of pixels, beliefs of features S and weights W, and messages of 0.
+    """Return random evidence and orders of pixels, beliefs of features and of weights, and messages of 0.
 
     Names, shapes and dtypes are those of arguments of the kernel ``sweep_messages``; beliefs are integers.
     """
@@ -171,7 +171,7 @@ def make_layer(args: argparse.Namespace) -> FeatureLayer:
 
 
 def draw_letters(n: int, args: argparse.Namespace) -> np.ndarray:
-    """Return n random binary images of letters."""
+    """Return n random binary images of letters, of the size that ``make_layer`` expects."""
     size = make_layer(args).image[1:]
     count = 1 if args.quick else 5
     return image_set("letters", size=size, count=count, noise=0.03, seed=args.seed).rows(0, n)[0]

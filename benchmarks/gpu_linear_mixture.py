@@ -9,7 +9,7 @@ Kernels are compared with the numpy reference, and a fit with the same fit on th
 - "scan" finds the best component of each row. Its rate is compared with that of sgemm, the float32 matrix
   product, of the same sizes and without TF32. The rows are on the GPU.
 - "projections" adds up products of rows and their projections to 16 directions per component. The rows are on
-  the GPU; the sums of ten blocks are copied to the host together, and the result has their bytes.
+  the GPU; the sums of ten blocks are copied to the host together, and the result states their megabytes.
 - "passes" are E-steps of ten classes, with the engine's block size for GPUs. Their time includes everything
   except reading the rows.
 """

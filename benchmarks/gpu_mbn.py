@@ -91,7 +91,7 @@ def list_checks(backend: CupyBackend, args: argparse.Namespace) -> Iterator[Task
 def compare_codes(
     name: str, backend: CupyBackend, kernel: str, x: Any, w: Any, setting: Any
 ) -> dict[str, Any]:
-    """Return the number of rows of x whose codes (nearest centroids) on the GPU and on the CPU differ.
+    """Check that no row of x has different codes (nearest centroids) on the GPU and on the CPU.
 
     ``w`` are the centroids. ``setting`` is the metric or, for coded rows, a mask of the units (centroids of
     the layer below) that each clustering uses.
@@ -115,7 +115,7 @@ def compare_codes(
 
 
 def draw_pixels(rng: np.random.Generator, n: int, p: int, stored: str) -> np.ndarray:
-    """Return rows (n, p) of random numbers from 1 to 255, with dtype ``stored``."""
+    """Return rows (n, p) of random numbers from 1 to below 255, with dtype ``stored``."""
     return (rng.random((n, p)) * 254 + 1).astype(stored)
 
 

@@ -2,7 +2,7 @@
 
 First the gpu_*.py scripts measure kernels and passes at reduced sizes; each script writes a JSON file. The
 results compare their times with the lower bounds of gpu_model.py. Then each model is fitted from a zarr store
-on local disk, on each device. If one part fails or exceeds its time limit, the next part runs.
+on local disk, on each device. If a part fails or exceeds its time limit, the next runs; without a GPU, none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCRIPTS = {
     "linear_mixture": ([], 24),
 }
 DEVICES = ("auto", "gpu", "cpu")
-# A script is killed this many seconds later, to let its last measurement end.
+# A script is killed this many seconds after it stops starting measurements, so that its last one can end.
 LAST_MEASUREMENT_SECONDS = 12
 # A fit, with the import of the package and compilation, is killed after this many seconds.
 FIT_SECONDS = 25

@@ -1,4 +1,4 @@
-"""Estimate the work of each GPU kernel and of each pass over rows, and print lower bounds of their seconds.
+"""Estimate the work of GPU kernels and of passes over rows; print lower bounds and predictions of seconds.
 
     python benchmarks/gpu_model.py
 
@@ -29,7 +29,7 @@ MESSAGE_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Card:
-    """Peak rates of a GPU according to its data sheet."""
+    """Peak rates of a GPU according to its data sheet, and typical seconds of launches and waits."""
 
     name: str
     # Operations per second in float32 and in float64, without tensor cores.
@@ -266,7 +266,8 @@ def mbn_nearest(
 # Seconds in which the host draws at random whether a clustering uses one centroid of the layer below, in an
 # earlier version; measured on a busy CPU.
 EARLIER_DRAW_SECONDS = 3.9e-9
-# Estimated seconds in which a GPU thread adds or removes one drawn unit: two memory accesses, a division.
+# Estimated seconds in which a GPU thread adds a unit (centroid of the layer below) to those that were drawn,
+# or removes one: two memory accesses and a division.
 CHANGE_SECONDS = 0.6e-6
 # Seconds in which the host draws the number of one row that becomes a centroid; measured on a busy CPU.
 ROW_SECONDS = 18e-9
@@ -617,7 +618,7 @@ MakeWork = Callable[[], Work]
 # Work of converting a block's uint8 rows, which stay on the GPU, to float32 in each pass. In an earlier
 # version each pass copied the rows from the host.
 CONVERSION_WORK = Work(memory_bytes=65_536 * 784 * 5.0)
-# Arguments of mbn_upper_group: 60,000 rows, 400 codes per row, 2,000 centroids (4,000 below), 32 clusterings.
+# Arguments of mbn_upper_group: rows, codes per row, centroids, centroids in the layer below, clusterings.
 MBN_SIZES = 60_000, 400, 2000, 4000, 32
 # Arguments of mbn_nearest: 60,000 rows of 784 bytes, half of the columns, and a pool of 16,000 centroids.
 MBN_POOL_SIZES = 60_000, 784, 392, 16_000, 1
@@ -630,8 +631,8 @@ CRBM_SMALL_SIZES, CRBM_LARGE_SIZES = (784, 256, 784, 2, 10, 32), (784, 256, 784,
 # Arguments of capsule_block for rows in float32 and in uint8, and the bytes of the uint8 rows.
 CAPSULE_SIZES = 65_536, 784, 20, 1, None, 4
 CAPSULE_UINT8_SIZES, CAPSULE_BYTES = (65_536, 784, 20, 1, None, 1), 65_536.0 * 784
-# Arguments of linear_mixture_leaf as in a fit of 10 million rows: 20 blocks on the GPU, 1,000 components of
-# ten classes, 10 dimensions, 16 directions. The second line has the bytes of these rows.
+# Arguments of linear_mixture_leaf as in a fit of 10 million rows: 20 blocks of 32,768 rows on the GPU, 1,000
+# components of ten classes, 10 dimensions, 16 directions. MIXTURE_BYTES is the size of these rows.
 MIXTURE_SIZES = 20, 32_768, 784, 1000, 10, 16, 10, 4, True
 MIXTURE_BYTES = 20 * 32_768 * 784 * 4.0
 EXAMPLES: dict[str, MakeWork] = {

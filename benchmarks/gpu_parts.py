@@ -57,7 +57,7 @@ class ProgramRunner:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the end of the total time."""
+        """Seconds that remain of the total time of all programs."""
         return self.seconds - (time.perf_counter() - self._begin)
 
     def record(self, part: str, **line: Any) -> dict[str, Any]:

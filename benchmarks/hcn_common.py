@@ -1,4 +1,4 @@
-"""Functions shared by the benchmarks of compositional networks: overlaps of features, and pictures.
+"""Shared functions of the benchmarks of compositional networks: overlaps, true compression, pictures.
 
 A building block is a small shape, such as a letter, which the generator of the images places.
 """
@@ -14,7 +14,7 @@ from common import write_png
 from scalelatent.generators.images import ImageSet
 from scalelatent.models.hcn.model.compression import count_bits
 
-FOUND = 0.9
+MIN_IOU = 0.9
 """Least overlap (intersection over union) of a building block with a feature, so that it counts as found."""
 
 
@@ -34,8 +34,8 @@ def compute_overlaps(weights: np.ndarray, kinds: np.ndarray) -> np.ndarray:
 
 
 def count_found(weights: np.ndarray, kinds: np.ndarray) -> int:
-    """Return the number of building blocks whose largest overlap with a feature is at least FOUND."""
-    return int((compute_overlaps(weights, kinds) >= FOUND).sum())
+    """Return the number of building blocks whose largest overlap with a feature is at least MIN_IOU."""
+    return int((compute_overlaps(weights, kinds) >= MIN_IOU).sum())
 
 
 def compute_true_compression(images: ImageSet, n: int) -> float:

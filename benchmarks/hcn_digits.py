@@ -2,31 +2,31 @@
 
     python benchmarks/hcn_digits.py [--parts hcn,layers,rivals] [--seeds 3]
 
-The paper is Lázaro-Gredilla et al. (2016). All fits use the first 40 training digits of each class. Oriented
+The paper is Lázaro-Gredilla et al. (2016). Fits use the first 40 training digits of each class. Oriented
 filters turn grey values into edges. A network first learns features and templates (prototypes of a class,
-made of features) in one online epoch. Then it learns the templates again, each from one digit, in
+made of features) in one online epoch. Then it learns the templates again, at first each from one digit, in
 `--template-passes` passes over the digits.
 
-Errors are shares of the 10,000 test digits, clean or with one of six corruptions. The corruptions flip 10 %
+Errors are shares of 10,000 test digits or of held-out digits, clean or corrupted. Six corruptions flip 10 %
 of the pixels, add a border of up to 3 pixels, a patch of 8 x 8 random pixels, a grid with a pitch of 7 pixels
 or three crossing lines, or delete 10 % of the pixels and three rows or columns. All settings were chosen on
-held-out training digits (from row 50,000 on), which no fit uses. A part of the benchmark is run by its name,
-and has a result for each seed:
+held-out training digits (from row 50,000 on), which no fit uses. The parts, of which all but rivals fit a
+network for each seed, are:
 
 hcn      Errors with the `read_noise` (assumed noise of images to classify) that is best on 400 held-out
          digits, and the CPU seconds of a fit on one thread. Another result is the number of edges that the
          templates draw without noise, divided by the number of edges in the training digits.
 objects  Labels and positions of two test digits in one image of 28 x 64 pixels. The class layer of the
          fitted network is replaced (`with_classes`, section 2.4); nothing is fitted again.
-more     Test errors of templates that are learned from more digits per class, with unchanged features.
+more     Test errors of templates that are learned from 40 to 600 digits per class, with unchanged features.
 trial    Errors of the setting of the command line on 400 held-out digits.
 layers   Errors of variants on 400 held-out digits. A pool lets a feature shift by a pixel. The variants have
          pools with equally likely shifts, no pools, the templates of the online epoch, or fixed features: a
          single edge, or an edge at any place of 3 x 3 pixels.
 noise    Errors on 2,000 held-out digits with two values of the assumed noise: the noise of the fit, and
          --read-noise. Each value is used to learn templates, and each to classify images.
-thin     Templates that are learned with less noise and therefore have fewer weights: the edges that they
-         draw, and the smallest error on 400 held-out digits over several values of `read_noise`.
+thin     Templates that are learned with other assumed noise, so that they have fewer weights: the edges that
+         they draw, and the smallest error on 400 held-out digits over several values of `read_noise`.
 rivals   Other classifiers, fitted on the same digits, with settings chosen on 2,000 held-out digits: nearest
          neighbours by grey values; the digit whose edges match best; logistic regression on the largest edge
          in each 3 x 3 pixels; a convolutional network of the same form (pools, features of 3 x 3, the best
@@ -68,7 +68,8 @@ from scalelatent.models.hcn.model.templates import TemplateEvidence, choose_firs
 
 # Number of classes, default number of training digits per class, and side of a digit in pixels.
 CLASSES, DIGITS_PER_CLASS, SIDE = 10, 40, 28
-# Training rows that no fit uses. They choose the settings of the other classifiers, and of the networks.
+# Held-out training rows, which no fit uses: settings of the other classifiers are chosen on the first range,
+# and those of compositional networks on the second one, which is a part of the first.
 RIVAL_CHOICE_ROWS, NETWORK_CHOICE_ROWS = slice(50_000, 52_000), slice(50_000, 50_400)
 CORRUPTIONS: dict[str, dict[str, Any]] = {
     "flips": {"importer": "noisy-digits", "share": 0.1},
@@ -85,7 +86,7 @@ DRAWN_CLASSES = (2, 5)
 NOISE_PAIRS = [(p01, p10) for p01 in (0.01, 0.05, 0.2) for p10 in (1e-3, 1e-2)]
 # Pairs (p01, p10) from which the noise that a network assumes in images to classify (`read_noise`) is chosen.
 READ_NOISES = [(0.2, p10) for p10 in (1e-4, 2e-4, 5e-4, 1e-3)]
-# Pairs (p01, p10) with which the part "thin" learns templates, so that they have fewer weights.
+# Pairs (p01, p10) with which the part "thin" learns templates: the default, and four for fewer weights.
 THIN_NOISES = [(0.2, 1e-4), (0.05, 1e-3), (0.01, 3e-3), (1e-3, 3e-3), (1e-3, 0.03)]
 # Width in pixels of an image with two digits.
 WIDE_WIDTH = 64
@@ -169,7 +170,7 @@ def compare_drawn_edges(model: Any, x: np.ndarray, args: Any) -> float:
 
 
 def measure_density(model: Any, x: np.ndarray, y: np.ndarray, args: Any) -> dict[str, Any]:
-    """Return the numbers of weights of templates and features, and the error on the training digits."""
+    """Return edges per digit, counts and mean weights of used features and templates, and training error."""
     edges_per_image = find_edges(x, args).sum() / len(x)
     features, templates = (w.reshape(len(w), -1).sum(axis=1) for w in model.weights_)
     return {
@@ -253,7 +254,7 @@ def place_side_by_side(n: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def classify_side_by_side(model: Any, args: Any) -> dict[str, float]:
-    """Return shares: images with two correct digits, correct digits, correct positions, exact searches."""
+    """Return shares: images with both digits right, right digits, columns within 2 pixels, exact searches."""
     wide, y, begins = place_side_by_side(args.wide_rows, args.seed)
     found = model.with_classes((SIDE, WIDE_WIDTH)).predict(wide)
     order = np.argsort(found.positions[:, :, 1], axis=1)
@@ -293,7 +294,7 @@ def fit_exemplars(x: np.ndarray, y: np.ndarray, args: Any, p01: float, p10: floa
 
 
 def fit_logistic(x: np.ndarray, y: np.ndarray, args: Any, penalty: float) -> Predict:
-    """Return a classifier by logistic regression; ``penalty`` is scikit-learn's C.
+    """Return a classifier by logistic regression; ``penalty`` is scikit-learn's C (larger: weaker penalty).
 
     Its features say whether each filter has an edge in each square of 3 x 3 pixels.
     """
@@ -312,7 +313,7 @@ def fit_logistic(x: np.ndarray, y: np.ndarray, args: Any, penalty: float) -> Pre
 def list_rivals(
     x: np.ndarray, y: np.ndarray, args: Any
 ) -> Iterator[tuple[str, list[tuple[str, Callable[[], Predict]]]]]:
-    """Yield (name, settings) of each other classifier; a setting is its name and a function that fits."""
+    """Yield (name, settings) of each other classifier; a setting is a name and a function that fits it."""
     yield "the nearest digit", [(f"k = {k}", lambda k=k: fit_neighbours(x, y, k)) for k in (1, 3)]
     yield (
         "each digit a template",
@@ -356,7 +357,7 @@ def replace_pools(model: Any, **pools: Any) -> Any:
 
 
 def fit_over_features(model: Any, features: np.ndarray, x: np.ndarray, y: np.ndarray, args: Any) -> Any:
-    """Return a copy of a network with templates that are learned from digits x, over fixed ``features``."""
+    """Return a copy of a network with templates learned from digits x over ``features``, at read noise."""
     network = model._network
     low, top = network.net.layers
     p01, p10 = args.read_noise
@@ -399,7 +400,7 @@ def set_read_noise(model: Any, p01: float, p10: float) -> tuple[str, Callable[[]
 
 
 def draw_channels(on: np.ndarray, args: Any) -> np.ndarray:
-    """Return sums of the filters of edges (n, channels, h, w) as images with values from 0 to 1."""
+    """Return sums of the filters of edges (n, channels, h, w) as images from 0 to 1; 0.5 means no edge."""
     half = OrientedFilters(args.filters, args.filter_size).weights
     kernels = torch.tensor(np.concatenate([half, -half])[:, None], dtype=torch.float32)
     drawn = torch.nn.functional.conv_transpose2d(torch.tensor(on, dtype=torch.float32), kernels)[:, 0].numpy()

@@ -5,7 +5,7 @@
 Compression is the number of bits of the coded images divided by the number of bits of their pixels. By
 default, an estimator runs as many epochs as it needs to read at least 3,000 images. The results have
 the compression after each epoch, up to twice the default number of epochs. The held-out images are 200
-letter images (AKSTX, 24 x 24, 3 % noise), or every fifth digit of scikit-learn with values above 7 set to 1.
+letter images (AKSTX, 24 x 24, 3 % noise), or every fifth digit of scikit-learn; values above 7 are on.
 """
 
 from __future__ import annotations

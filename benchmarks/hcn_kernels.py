@@ -4,13 +4,13 @@
 
 A feature is a small binary image of weights, which can be at many places of an image. A pair is a place and a
 weight that meet in one pixel; the pairs of one pixel are a tree of the factor graph. A sweep updates the
-messages between pixels, places and weights once, tree by tree. Rates are pairs per second, and each is the
-fastest of 100 rounds. The inputs are five letter images of 24 x 24 with 32 features of 8 x 6 (1,536 pairs per
+messages between pixels, places and weights once, tree by tree. Rates are pairs per second of the fastest of
+100 rounds (numpy: 5). The inputs are five letter images of 24 x 24 with 32 features of 8 x 6 (1,536 pairs per
 tree), or of 14 x 14 with 5 features of 6 x 6 (180 pairs per tree), after 40 minibatches of learning. The
 results for each size are:
 
 rates    Rates of a sweep without stored messages, of the first sweep with stored messages, of five sweeps
-         with stored messages after 30 others (with and without damping), and of decoding (the search for the
+         with stored messages after 30 or more (with and without damping), and of decoding (the search for the
          places of known features).
 bounds   Two operations for comparison. The bare loop computes only the arithmetic of a pair, in arrays that
          fit into the first-level cache. Numpy's maximum reads the messages to places, two bytes per pair,
@@ -54,7 +54,8 @@ IMAGES, WARMUP_BATCHES = 5, 40
 DECODE_SWEEPS = 2
 # Number of minibatches that each thread runs when the rate of two threads is compared with that of one.
 BATCHES_PER_THREAD = 40
-# Number of consecutive sweeps with stored messages in one measurement, as in a fit.
+# One measurement of sweeps with stored messages runs this many in a row, because in a fit each sweep starts
+# from the messages of the sweep before.
 CONSECUTIVE_SWEEPS = 5
 # Image side, letters, letters per image, number of features, and their height and width.
 SIZES = {
@@ -90,7 +91,7 @@ def compute_bare_messages(s: Any, w: Any, b: Any, rounds: Any) -> None:
 def measure_rates(
     size: int, alphabet: str, count: int, features: int, window: tuple[int, int], seed: int
 ) -> dict:
-    """Return pairs (place of a feature, weight) per second of all sweeps, their ratios, and two shares."""
+    """Return pairs (place, weight) per second of all sweeps, their ratios, and shares that send messages."""
     letters = image_set("letters", alphabet=alphabet, count=count, size=(size, size), noise=0.03, seed=seed)
     layer = FeatureLayer((1, size, size), features, window, 1e-3, 1e-3, 0.3, 1e-4)
     evidence = layer.compute_evidence(letters.rows(0, IMAGES)[0].reshape(IMAGES, -1))[None]

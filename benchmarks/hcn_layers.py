@@ -55,7 +55,7 @@ from scalelatent.models.hcn.model.hierarchy import INNER_ROUNDS, update_images
 
 # Part "pieces": numbers of images of a pass, of passes before the measurement, and of measured repetitions.
 IMAGES, WARMUP_PASSES, ROUNDS = 20, 10, 30
-# Part "kept": (side of the features, p_weight). Section 4.4 of the paper leaves open which pair it used.
+# Part "kept": (side of the features, p_weight). Section 4.4 of the paper does not say which values it used.
 PAPER_SETTINGS = [(26, (0.001, 0.05)), (3, (0.001, 0.05)), (3, (0.01, 0.001))]
 # Part "kept": (digits per class, passes) of the two fits with each of PAPER_SETTINGS.
 FIT_SIZES = [(2, 12), (40, 6)]
@@ -79,7 +79,7 @@ def compute_bare_messages(s: Any, w: Any, to_s: Any, to_w: Any, rounds: Any) -> 
 
 
 def time_pieces(seed: int) -> dict[str, Any]:
-    """Return the milliseconds of the operations of a pass, and of those that they are compared with."""
+    """Return milliseconds of the operations of a pass and of what they are compared with, and the ratios."""
     x, y = image_set("traits", seed=seed).rows(0, IMAGES)
     params: dict[str, Any] = {"layers": [(4, 13)], "templates": 2, "online": False, "random_state": seed}
     net = sl.HierarchicalCompositionalNetwork(n_epochs=1, **params).fit(x, y)._network.net

@@ -15,8 +15,7 @@ flat    Peak memory with a tenth, three tenths and all of the images, with small
         and without a cache of read rows.
 chains  Rows per second of a fit of --part images on the cluster divided by the rate in this process, both
         with the same chains.
-killed  Whether a fit of --part images on the cluster has the same bits as a fit in this process although
-        one worker is killed.
+killed  Whether a fit of --part images on a cluster that loses a worker has the bits of a fit in one process.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ from scalelatent.models.hcn.model.layer import FeatureLayer
 SETTINGS = {"p01": 1e-3, "p10": 1e-3, "p_weight": 0.3, "p_sparsity": 1e-4}
 # Engine options of the part "flat": shuffle buffers of 4 x 128 rows, and no cache of rows.
 SMALL_BUFFERS = {"run_rows": 128, "buffer_runs": 4, "cache": 0}
-# Parameter ``forgetting``, number of features, (height, width) of a feature, (channels, height, width) of an
-# image.
+# Parameter ``forgetting``, number of features, their height and width, (channels, height, width) of images.
 FORGETTING, FEATURES, WINDOW, IMAGE = 0.98, 32, (8, 6), (1, 24, 24)
 
 

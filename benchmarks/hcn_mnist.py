@@ -78,7 +78,7 @@ def describe_images(
 
 
 def load_images(args: Any) -> Any:
-    """Return the training images as a dataset."""
+    """Return ``args.rows`` MNIST images, or above 60,000 random deformations of them, as a dataset."""
     if args.rows <= 60_000:
         return Dataset.from_arrays(mnist(slice(0, args.rows))[0].reshape(-1, 28, 28))
     if args.folder is None:
@@ -87,7 +87,7 @@ def load_images(args: Any) -> Any:
 
 
 def run_part(name: str, args: Any) -> dict[str, Any]:
-    """Fit a network, draw its features, and return compression and errors."""
+    """Fit a network with the features of ``name``, such as 32x8; draw them, and return its results."""
     n_features, size = map(int, name.split("x"))
     model = sl.HierarchicalCompositionalNetwork(
         [(n_features, (size, size))],

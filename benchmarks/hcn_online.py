@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from common import parser, write_part, write_png
 from hcn_common import (
-    FOUND,
+    MIN_IOU,
     arrange_tiles,
     compute_overlaps,
     compute_true_compression,
@@ -64,8 +64,8 @@ def report_letters(
     best = compute_overlaps(model.weights_[0], images.features)
     return {
         "seed": seed,
-        "found": int((best >= FOUND).sum()),
-        "missing": {c: round(float(v), 2) for c, v in zip(images.names, best, strict=True) if v < FOUND},
+        "found": int((best >= MIN_IOU).sum()),
+        "missing": {c: round(float(v), 2) for c, v in zip(images.names, best, strict=True) if v < MIN_IOU},
         "features_used": int(model.used_[0].sum()),
         "compression": round(model.compression_, 4),
         "truth": round(compute_true_compression(images, min(n, 1000)), 4),

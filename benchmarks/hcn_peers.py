@@ -3,9 +3,9 @@
     python benchmarks/hcn_peers.py [--pgmax PYTHON] [--timings]
 
 Each of five seeds has twenty images of 14 x 14 with two of the letters T, L and X, and 3 % of the pixels
-flipped. The network has five features of 8 x 6. Its factor graph has one AND for each pair of a place and a
-weight, and one OR for each pixel; the pairs of a pixel are a tree. All implementations run at most 100
-iterations from the same beliefs of the weights W, with a damping of .5 if they store messages.
+flipped. The network has five features of 8 x 6. Its factor graph has one AND for each pair of a feature's
+place and weight, and one OR for each pixel; the pairs of a pixel are a tree. All implementations run at most
+100 iterations from the same beliefs of the weights, with a damping of .5 if they store messages.
 
 ours         Algorithm 1 of the paper in this package: one tree after the other, two leaves (ranges) of ten
              images, two threads.
@@ -56,7 +56,9 @@ ROWS, SEEDS, ITERATIONS, DAMPING = 20, 5, 100, 0.5
 LAYER = FeatureLayer((1, 14, 14), 5, (8, 6), 1e-2, 1e-2, 0.3, 1e-3)
 # Number of pairs (place of a feature, weight) in all images of a seed; rates are pairs per second.
 PAIRS = ROWS * LAYER.pairs
-# Program that runs PGMax on the graph in a file, and writes the beliefs of the weights to another file.
+# Program that builds the factor graph of the images for PGMax and runs it, from the evidence, first beliefs
+# and prior in one file. It writes the beliefs of the weights to another file, and prints seconds, number of
+# pairs and versions.
 PGMAX = """
 import importlib.metadata, json, os, sys, time
 if hasattr(os, "sched_setaffinity"):
@@ -148,7 +150,7 @@ def run_online(x: np.ndarray, first: np.ndarray, seed: int) -> tuple[np.ndarray,
 class ParallelMessages:
     """Message passing that updates all messages at once, in numpy arrays.
 
-    The arrays have a number per pair (place of a feature, weight). The pairs of a pixel follow one another.
+    Messages are arrays with one value per pair (place of a feature, weight), in the order of the pixels.
     """
 
     def __init__(self) -> None:
@@ -224,7 +226,7 @@ def run_pgmax(python: str, given: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def measure_rate(seconds: list[float], iterations: list[int]) -> float:
-    """Return the pairs per second of the fastest seed."""
+    """Return the pairs per second of the fastest seed, from seconds and iterations of each seed."""
     return float(f"{max(PAIRS * n / t for t, n in zip(seconds, iterations, strict=True)):.3g}")
 
 

@@ -9,7 +9,7 @@ Each compression is compared with two others: with the features and places that 
 and with the generator's features at places that this package's decoder finds ("true_features"). The decoder
 places features only inside the image, so it may find no place for a letter at an edge. A kind (building
 block of the generator, such as a letter) is found if its largest overlap (intersection over union) with a
-feature is at least .9. Draws results/hcn_single.png of the first seed.
+feature is at least .9. Without options, draws results/hcn_single.png of the first seed.
 
 --border    Each image gets this number of unknown pixels on each side. They cost no bits, and features may
             reach into them.
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from common import parser, write_part
 from hcn_common import (
-    FOUND,
+    MIN_IOU,
     arrange_tiles,
     compute_overlaps,
     compute_true_compression,
@@ -77,7 +77,7 @@ SETS: dict[str, tuple[dict[str, Any], tuple[int, tuple[int, int]], dict[str, Any
 }  # fmt: skip
 
 
-# A pixel with this value is unknown (0 and 1 are off and on). By default a fit has this number of restarts.
+# Value of an unknown pixel (0 and 1 are off and on), and default number of restarts of a fit.
 UNKNOWN, RESTARTS = 2, 10
 
 
@@ -175,7 +175,7 @@ def fit_image(name: str, seed: int, args: Any) -> tuple[dict[str, Any], list[np.
     model = make_estimator(name, seed, args.restarts).fit(ds)
     kinds, often = count_placed_kinds(images)
     used = model.weights_[0][model.used_[0]]
-    has = compute_overlaps(used, images.features[kinds]) >= FOUND
+    has = compute_overlaps(used, images.features[kinds]) >= MIN_IOU
     made = remove_border(model.reconstruct(ds)[0, 0], args.border)
     truth = compute_true_compression(images, 1)
     found = {
@@ -197,7 +197,7 @@ def fit_image(name: str, seed: int, args: Any) -> tuple[dict[str, Any], list[np.
 
 
 def summarise(fits: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return medians, sums and worst values over the seeds."""
+    """Return medians, sums and worst values of the results over the seeds, and numbers of images."""
 
     columns = {key: [fit[key] for fit in fits] for key in fits[0]}
 

@@ -1,6 +1,6 @@
 """Fit networks of two layers to images of two traits (Lázaro-Gredilla et al., 2016, section 4.3, Figure 7).
 
-    python benchmarks/hcn_traits.py [--parts clusters,supervised,few,filled,leaves,flips] [--seeds 5]
+    python benchmarks/hcn_traits.py [--parts clusters,supervised,few,filled,leaves,flips,read] [--seeds 5]
 
 An image has two traits: a square or a circle, and one of two diagonals. Together they make four patterns. The
 network has features, and templates, which combine features. A seed draws 100 training images, 10,000 test
@@ -11,7 +11,8 @@ clusters    Test error without labels, with 4 templates over 4 features of 13 x 
 supervised  Test error with 2 templates for each of two categories, which depend on both traits.
 few         Test error with one template per pattern, from 4 labelled and 96 unlabelled images.
 filled      One half of each trait of 1,000 test images is hidden, and the network of `clusters` fills the
-            hidden pixels. The result is the share of filled pixels that are within one pixel of a true one.
+            hidden pixels. Results: the share of filled pixels within one pixel of a true one, the share of
+            hidden pixels within one pixel of a filled one, and filled pixels divided by hidden ones.
 leaves      `clusters` with 2, 5 and 20 leaves (ranges of images) whose messages change at the same time.
 flips       `supervised` with 0 to 10 % of the training pixels flipped; the assumed noise p01 and p10 is this
             share (at least .001), and a fit has at most 200 passes. Two convolutional networks have the same

@@ -1,4 +1,4 @@
-"""Learner that computes nothing, so that a benchmark measures only the engine that runs fits."""
+"""Learner that computes almost nothing, so that a benchmark measures the engine that runs fits."""
 
 from __future__ import annotations
 

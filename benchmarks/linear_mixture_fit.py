@@ -77,7 +77,7 @@ class OnePass:
         self.state = self.em.update(self.state, {"train": self.stats})
 
     def run(self) -> Stats:
-        """Run the E-step and return its statistics."""
+        """Run the E-step over all rows; keep and return its statistics (sums over rows)."""
         prepared, stats = self.work.prepare(self.state, self.backend), Stats.zeros(self.work.layout())
         for a in range(0, len(self.x), self.block):
             part = slice(a, a + self.block)
@@ -86,7 +86,7 @@ class OnePass:
         return stats
 
     def maximise(self) -> None:
-        """Run the M-step."""
+        """Run the M-step on the statistics of the last E-step; its result is discarded: only time counts."""
         self.em.update(self.state, {"train": self.stats})
 
     def multiply_all(self, block: int) -> None:

@@ -9,10 +9,8 @@ scan      Rate of finding the best component of each row in memory, which multip
           columns. It is compared with sgemm of the same rows and columns (the faster of both memory orders).
 images    Time of multiplying the scatter matrix of each component's rows with a basis of 16 directions,
           including the sums of the rows. It is compared with its two products in sgemm, one component at a
-          time.
-tangents  Time of adding six tangents of each row to the sums of "images"; compared with sgemm likewise.
-distance  Time of a scan with tangent distance for the ten best of 1,000 components, divided by the scan
-          alone.
+          time. The time of adding six tangents of each row to these sums is compared with sgemm likewise.
+distance  Time of a scan with tangent distance for ten random ones of 1,000 components / the scan alone.
 """
 
 from __future__ import annotations

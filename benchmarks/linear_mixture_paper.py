@@ -32,8 +32,8 @@ temperature_DATA  Temperatures of probabilities that several numbers of training
 figures_usps      The paper's Figures 1, 2 and 3.
 
 DATA is usps, mnist16 (MNIST cropped by 2 pixels and averaged to 16 x 16) or mnist28. Test rows choose no
-setting. Errors are means over --seeds fits. The p-value of two settings is that of a sign-flip test over
-rows. Needs SCALELATENT_DATA.
+setting. Errors are means over --seeds fits, except in choose, thickness and search. The p-value of two
+settings is that of a sign-flip test over rows. Needs SCALELATENT_DATA.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ METHODS = ("plain", "light tangents", "tangent distance")
 
 @functools.cache
 def load_rows(name: str, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows in [0, 1] and the labels of the training or test part."""
+    """Return the rows in [0, 1] and the labels of a part; "usps732" has the first 732 training rows."""
     if name.startswith("usps"):
         x, y = usps(part)
         return (x[: int(name[4:])], y[: int(name[4:])]) if name != "usps" and part == "train" else (x, y)
@@ -163,7 +163,7 @@ def compute_p_value(a: np.ndarray, b: np.ndarray, draws: int = 20_000) -> float:
 
 
 def summarise_seeds(values: Iterable[float]) -> dict[str, float]:
-    """Return the mean and the standard deviation over seeds."""
+    """Return the mean and the standard deviation (0 for one value) of values over seeds."""
     given = np.array(list(values), dtype=float)
     return {
         "mean": round(float(given.mean()), 5),
@@ -222,7 +222,7 @@ class HeldOutErrors:
 
 
 def list_combinations(**values: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return all combinations of the values."""
+    """Return a dictionary of parameters for each combination of their values."""
     return [dict(zip(values, some, strict=True)) for some in itertools.product(*values.values())]
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/linear_mixture_peers.py [--part mfa --mfa MFA.PY] [--threads 1]
 
-Each part compares this package ("ours") with one library ("theirs"). Both use the same rows and the same
-number of threads (--threads). Seconds of a pass are the difference of two fits of different length.
-Log-likelihoods are means in nats per row, and one formula in float64 computes them for both libraries.
+Each part compares this package ("ours") with another library ("theirs"). Both use the same rows and the same
+number of threads (--threads). Seconds of a pass come from two fits of different length, or are a median over
+passes. Log-likelihoods are means in nats per row: of training rows in factors, otherwise of test rows.
 
 mfa       torch-mfa of E. Richardson (--mfa is the path of its mfa.py; needs torch) on MNIST in [0, 1], with
           50 models of 6 factors and one noise each. The results are the processor seconds of a pass, and
@@ -80,7 +80,7 @@ def score_density(model: Any, x: np.ndarray) -> float:
 
 
 def measure_seconds(call: Any) -> float:
-    """Return the seconds of a call."""
+    """Return the seconds of a call without its warnings; what the call prints goes to stderr."""
     begin = time.perf_counter()
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")

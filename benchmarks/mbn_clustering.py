@@ -11,7 +11,7 @@
     python benchmarks/mbn_clustering.py --parts plane                5,000 images in two dimensions, and each
                                                                      layer (Figures 8 and 16)
     python benchmarks/mbn_clustering.py --parts figures              figures of the measured parts, and of
-                                                                     synthetic points (Figures 5, 6, 10)
+                                                                     synthetic points (Figures 5, 6, 10, 11)
 
 Each data set is clustered by k-means (the best of 50 starts by inertia) on four inputs: raw features; PCA
 with 98 % of the variance; the same PCA, whitened, as in the paper; and the output of networks with as many

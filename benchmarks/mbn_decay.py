@@ -125,9 +125,9 @@ def list_tried_decays(run: dict[float, dict[str, float]]) -> list[float]:
 
 
 def compute_losses(runs: list[dict[float, dict[str, float]]]) -> dict[str, float]:
-    """Return the mean loss over seeds, in percentage points of NMI, of each method and each fixed decay.
+    """Return the loss of each method (mean over seeds) and each fixed decay, in percentage points of NMI.
 
-    The loss is the NMI of the best fixed decay minus the NMI of the decay used.
+    The loss is the NMI (mean over seeds) of the best fixed decay minus that of the decay used.
     """
     scores = {d: float(np.mean([run[d]["nmi"] for run in runs])) for d in choice.DECAYS}
     best, chosen = max(scores.values()), [choose_decays(run) for run in runs]

@@ -88,7 +88,7 @@ def plot_densities(examples: Sequence[tuple[str, np.ndarray, np.ndarray, np.ndar
 def plot_outlier(
     rows: np.ndarray, pca: np.ndarray, output: np.ndarray, codes: np.ndarray, outlier: int
 ) -> Figure:
-    """Draw two classes and a distant point: the data, their PCA and the network's output (Figure 6)."""
+    """Draw two classes and a distant point (row ``outlier``): data, PCA and network's output (Figure 6)."""
     figure = new_figure(8.4, 2.9)
     kept = np.arange(len(rows)) != outlier
     for axes, points, title in zip(
@@ -119,7 +119,7 @@ def draw_arc(rng: np.random.Generator, n: int, span: tuple[float, float], width:
 
 
 def draw_crescents(rng: np.random.Generator) -> Points:
-    """Return points of two crescents, one three times as dense as the other (like those of Jain and Law)."""
+    """Return points of two crescents (like those of Jain and Law); one has 2.8 times as many points."""
     upper = draw_arc(rng, 100, (0, 1), 0.09)
     lower = draw_arc(rng, 280, (1, 2), 0.09) + np.array([1.0, 0.35])
     return np.concatenate([upper, lower]), np.repeat([0, 1], [100, 280])

@@ -4,9 +4,9 @@
 
 In an upper layer, a row of codes gets the centroid with the most equal codes; all centroids tie if none has
 an equal code. The network then uses code 0 ("lowest"). "hash" instead gives such a row a code by a hash of
-the seed, the clustering and the codes of the row. All other rows have the same code in both networks. The
+the seed, the clustering and the codes of the row. All other rows of the layer keep their codes. The
 results are the NMI in percent of k-means (the best of ten starts) on as many components as classes, with a
-decay of 0.5, and the largest share of such rows in a layer. Runs whose results are in the file are not
+decay of 0.5, and the largest share of tied codes in a layer. Runs whose results are in the file are not
 repeated. The documents need SCALELATENT_DATA.
 """
 

@@ -20,7 +20,7 @@ sys.modules.setdefault("scalelatent.paced_learner", sys.modules[__name__])
 
 # Blocks of rows that this process computed: (pass from 0, number of rows, start and end by time.time()).
 blocks: list[tuple[int, int, float, float]] = []
-# The operating system ended earlier sleeps late by this number of seconds; the next sleep is shorter by them.
+# The operating system ended earlier sleeps late by these seconds (at most 0.01); the next sleep is shorter.
 overslept_seconds = 0.0
 
 

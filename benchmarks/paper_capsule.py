@@ -192,7 +192,7 @@ def get_picture_path(a: argparse.Namespace, name: str) -> Path:
 
 
 def draw_experiment(experiment: str, results: list[dict[str, Any]], path: Path) -> None:
-    """Draw the figure of an experiment into a PNG file."""
+    """Draw the results of an experiment into a PNG file, like the figure of Saul (2021)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")

@@ -20,7 +20,7 @@ COLUMNS = "in the paper|content|the paper|here|command in `benchmarks/`"
 # Rows of a table; a row has one text per column of COLUMNS.
 Rows = Iterable[tuple[str, str, str, str, str]]
 
-# Test errors in Saul (2021): with capsule dimension d = 2 on two data sets, and of a million MNIST digits.
+# Test errors in Saul (2021): MNIST and Fashion-MNIST with d = 2, and a million distorted digits with d = 16.
 CAPSULE_MNIST, CAPSULE_FASHION, CAPSULE_MILLION = 0.0621, 0.1514, 0.0138
 # Lázaro-Gredilla et al. (2016), Table 1: (compression in percent, minutes) of their compositional network,
 # and of the earlier method NOCA.
@@ -180,7 +180,7 @@ def paper_capsule() -> Rows:
 
 
 def read_longest(task: str, learner: str) -> dict[str, Any]:
-    """Return the result of the fit of 50 epochs (``full/…``), or of the short fit if that one has failed."""
+    """Return the result of the fit of 50 epochs (``full/…``), or of the short fit if that one is missing."""
     found = read("crbm_mnist")
     long = found.get(f"full/{task}/{learner}", {"failed": True})
     return found[f"{task}/{learner}"] if "failed" in long else long
@@ -489,7 +489,7 @@ def list_retrieval() -> str:
     return f"{', '.join(cells)}; LSA with 125 components has {wide:.1f} %, the codes of MBN {codes:.1f} %"
 
 
-def list_compression(scores: str, seconds: tuple[float, float]) -> str:
+def format_scores_and_seconds(scores: str, seconds: tuple[float, float]) -> str:
     return f"{scores}; predictions take {seconds[0]:,.2f} s and {seconds[1]:,.2f} s"
 
 
@@ -566,8 +566,8 @@ def paper_mbn() -> Rows:
     yield (
         "Figure 13",
         "compressive network, MNIST in two dimensions",
-        list_compression("identical to MBN on training images", PAPER_COMPRESSIVE["mnist"]),
-        list_compression(
+        format_scores_and_seconds("identical to MBN on training images", PAPER_COMPRESSIVE["mnist"]),
+        format_scores_and_seconds(
             f"explains {percent(r['explained_train'], 1)} of the training and "
             f"{percent(r['explained_test'], 1)} of the test output",
             (found["mnist"]["network_predict_seconds"], r["predict_seconds"]),
@@ -578,8 +578,8 @@ def paper_mbn() -> Rows:
     yield (
         "Figure 14",
         "compressive network, retrieval of RCV1",
-        list_compression("almost identical to MBN", PAPER_COMPRESSIVE["rcv1"]),
-        list_compression(
+        format_scores_and_seconds("almost identical to MBN", PAPER_COMPRESSIVE["rcv1"]),
+        format_scores_and_seconds(
             "first document: {:.1f} % by MBN, {:.1f} % by the compressive network".format(*first),
             (compressed["network_predict_seconds"], compressed["predict_seconds"]),
         ),

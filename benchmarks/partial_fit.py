@@ -1,4 +1,4 @@
-"""Measure the time of partial_fit with one row beyond its mathematics.
+"""Measure the time of partial_fit with 1 or 100 rows beyond its mathematics.
 
     python benchmarks/partial_fit.py
 

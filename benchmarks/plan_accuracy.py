@@ -1,4 +1,4 @@
-"""Compare the predictions of `plan` with the measured time and memory of jobs of all kinds.
+"""Compare the predictions of `plan` with the measured time and memory of jobs of three models.
 
     python benchmarks/plan_accuracy.py [--only NAME…] [--base MNIST.zarr]
 
@@ -24,13 +24,13 @@ from common import parser, write
 
 import scalelatent as sl
 
-CAPSULES = "kind = 'capsule'\narchitecture = 'multiclass'"
-CLUSTER = "[cluster]\nworkers = 2\nthreads = 1\nmemory_limit = '3GiB'\n"
+CAPSULE_LINES = "kind = 'capsule'\narchitecture = 'multiclass'"
+CLUSTER_LINES = "[cluster]\nworkers = 2\nthreads = 1\nmemory_limit = '3GiB'\n"
 # Jobs by name: number of training rows, data set ("digits", or "bits": binary digits), and the lines of the
 # job file after [model].
 JOBS: dict[str, tuple[int, str, str]] = {
-    "capsule em, d = 8": (50_000, "digits", f"{CAPSULES}\ncapsule_dim = 8\nmax_iter = 200"),
-    "capsule em, whole schedule": (20_000, "digits", f"{CAPSULES}\ncapsule_dim = 4"),
+    "capsule em, d = 8": (50_000, "digits", f"{CAPSULE_LINES}\ncapsule_dim = 8\nmax_iter = 200"),
+    "capsule em, whole schedule": (20_000, "digits", f"{CAPSULE_LINES}\ncapsule_dim = 4"),
     "capsule one_vs_all, d = 4": (
         30_000,
         "digits",
@@ -39,12 +39,12 @@ JOBS: dict[str, tuple[int, str, str]] = {
     "capsule em, 2 workers": (
         200_000,
         "digits",
-        f"{CAPSULES}\ncapsule_dim = 8\nmax_iter = 80\n{CLUSTER}",
+        f"{CAPSULE_LINES}\ncapsule_dim = 8\nmax_iter = 80\n{CLUSTER_LINES}",
     ),
     "capsule stepwise": (
         200_000,
         "digits",
-        f"{CAPSULES}\ncapsule_dim = 8\nalgorithm = 'stepwise'\nn_epochs = 10",
+        f"{CAPSULE_LINES}\ncapsule_dim = 8\nalgorithm = 'stepwise'\nn_epochs = 10",
     ),
     "network, V = 50": (
         5_000,
@@ -71,7 +71,7 @@ JOBS: dict[str, tuple[int, str, str]] = {
         6_000,
         "bits",
         "kind = 'crbm'\nn_hidden = 64\nn_epochs = 3\nbatch_size = 160\n"
-        f"corruption = {{kind = 'flip', rate = 0.1}}\n{CLUSTER}",
+        f"corruption = {{kind = 'flip', rate = 0.1}}\n{CLUSTER_LINES}",
     ),
 }
 # Number of test rows of each job, and of validation rows of each job that is not a bootstrap network.

@@ -63,7 +63,7 @@ class Task:
     """Data sets and methods by name, and the score of an answer.
 
     ``first`` returns the rows of the small fit before the measurement. A score is a dictionary of
-    percentages, except for log-likelihoods, which are nats per row.
+    percentages, except for log-likelihoods (nats per row) and counts.
     """
 
     sets: dict[str, Callable[[int], Any]]
@@ -118,18 +118,18 @@ def load_small_set(name: str) -> tuple[np.ndarray, np.ndarray, bool]:
     found = next((given for given in load_small_sets() if given[0] == name), None)
     if found is None:
         raise FileNotFoundError(f"{name} needs SCALELATENT_DATA")
-    _, x, y, measurements = found
+    _, x, y, standardise = found
     return (
-        x if measurements else np.asarray(x, np.float32),
+        x if standardise else np.asarray(x, np.float32),
         np.unique(y, return_inverse=True)[1],
-        measurements,
+        standardise,
     )
 
 
 def split_rows(name: str, seed: int) -> TaskRows:
-    """Return 70 % training and 30 % held-out rows; measurements are standardised by the training rows."""
-    x, y, measurements = load_small_set(name)
-    train, target, test, truth = next(make_splits(x, y, measurements, seed))
+    """Return 70 % training and 30 % held-out rows; measured values are standardised by the training rows."""
+    x, y, standardise = load_small_set(name)
+    train, target, test, truth = next(make_splits(x, y, standardise, seed))
     return TaskRows(train, target, test, truth)
 
 
@@ -363,8 +363,8 @@ def load_all_rows(name: str) -> Callable[[int], TaskRows]:
     """Return a loader of a data set to cluster: all rows are training rows and held-out rows."""
 
     def make(seed: int) -> TaskRows:
-        x, y, measurements = load_small_set(name)
-        x = StandardScaler().fit_transform(x) if measurements else x
+        x, y, standardise = load_small_set(name)
+        x = StandardScaler().fit_transform(x) if standardise else x
         return TaskRows(x, None, x, y)
 
     return make

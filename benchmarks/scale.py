@@ -504,8 +504,8 @@ def format_table(columns: str, rows: list[list[str]]) -> list[str]:
     return ["", *(f"| {' | '.join(cells)} |" for cells in (names, ["---"] * len(names), *rows))]
 
 
-def round_to_three(number: float) -> str:
-    """Return a number as text with three significant figures."""
+def format_number(number: float) -> str:
+    """Return a number as text: from 100 up whole with commas, otherwise with three significant figures."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
@@ -524,7 +524,7 @@ def check_predictions(pieces: dict[tuple[str, int, int], dict[str, Any]]) -> lis
 
 
 def format_page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict[str, dict[str, Any]]) -> str:
-    """Return the text of scale.md."""
+    """Return the text of scale.md: the estimate, its check by measured passes, and memory of long fits."""
     dates = sorted({r["date"] for r in pieces.values()})
     others = sorted(r["busy_before"] for r in pieces.values())
     middle = others[len(others) // 2]
@@ -552,16 +552,16 @@ def format_page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict
         r = pieces[kind, constants["from"][1], 1] | constants
         reported, row = predict_pass(r, BILLION, WORKERS, remote=True), constants["seconds_of_a_row"]
         rows.append([
-            kind, round_to_three(row * 1e6), round_to_three(r["flops_of_a_row"] / row / 1e9),
-            *(round_to_three(reported[key]) for key in ("spans", "tasks", "messages")),
-            round_to_three(reported["bytes_read"] / 2**30), round_to_three(reported["merge_bytes"] / 2**20),
-            round_to_three(r["checkpoint_bytes"] / 2**20), f"{reported['dollars']:.2f}",
+            kind, format_number(row * 1e6), format_number(r["flops_of_a_row"] / row / 1e9),
+            *(format_number(reported[key]) for key in ("spans", "tasks", "messages")),
+            format_number(reported["bytes_read"] / 2**30), format_number(reported["merge_bytes"] / 2**20),
+            format_number(r["checkpoint_bytes"] / 2**20), f"{reported['dollars']:.2f}",
         ])  # fmt: skip
         parts = reported["parts"]
         names = ("computing", "steps", "reading", "scheduler", "merging")
-        seconds = [round_to_three(parts[name]) if name in parts else "" for name in names]
+        seconds = [format_number(parts[name]) if name in parts else "" for name in names]
         longest.append(
-            [kind, *seconds, round_to_three(reported["seconds"]), reported["breaks"], reported["setting"]]
+            [kind, *seconds, format_number(reported["seconds"]), reported["breaks"], reported["setting"]]
         )
         hours = case.passes * reported["seconds"] / 3600
         fits.append(
@@ -569,7 +569,7 @@ def format_page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict
                 kind,
                 str(case.passes),
                 case.why,
-                round_to_three(hours),
+                format_number(hours),
                 f"{case.passes * reported['dollars']:.2f}",
             ]
         )
@@ -622,7 +622,7 @@ def format_page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict
             [
                 [
                     name, f"{r['rows']:,}", f"{r['gb']:.1f}", str(r["workers"]),
-                    round_to_three(r["seconds"] / 60), round_to_three(r["processor_seconds"] / 60),
+                    format_number(r["seconds"] / 60), format_number(r["processor_seconds"] / 60),
                     ", ".join(map(str, r["peaks_mib"])),
                 ]
                 for name, r in memory.items()
@@ -632,15 +632,15 @@ def format_page(pieces: dict[tuple[str, int, int], dict[str, Any]], memory: dict
 
 
 def describe_step_costs() -> list[str]:
-    """Return a table: the scheduler's seconds of a minibatch step, by the number of chains in the step."""
+    """Return lines of a table: the scheduler's milliseconds of a minibatch step, by its number of chains."""
     steps = {
         int(name.split()[1]): r for name, r in get_scheduler_costs().items() if name.startswith("online")
     }
     rows = [
         [
             str(chains),
-            *(round_to_three(r[key]) for key in ("workers", "tasks", "messages")),
-            round_to_three(1e3 * r["seconds"]),
+            *(format_number(r[key]) for key in ("workers", "tasks", "messages")),
+            format_number(1e3 * r["seconds"]),
         ]
         for chains, r in sorted(steps.items())
     ]

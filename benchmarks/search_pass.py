@@ -9,7 +9,7 @@ pass reads all rows:
     singles   the same candidates, fitted one after the other; the bits must be the same
     grid      GridSearchCV over the same candidates and split; it needs the rows as one array, which is read
               into memory first and copied for the split
-    folds     `sl.Search` over the first 4 candidates in 4 folds (16 fits); compared with `folds_grid`, which
+    folds     `sl.Search` over 4 capsule dimensions in 4 folds (16 fits); compared with `folds_grid`, which
               is GridSearchCV with the same folds on the array in memory
 
 Seconds (wall and CPU) are the smallest of several rounds; a round runs all methods. Rows and bytes are those

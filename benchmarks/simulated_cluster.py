@@ -8,7 +8,7 @@ have few rows. The results are the messages, and the CPU seconds of the schedule
 process that runs the fit), for a pass, a step and a map. From the cost of a task follow the number of workers
 that one job can keep busy, and the shortest useful duration of its spans.
 
-batch   Passes of a batch learner whose spans compute nothing.
+batch   Passes of a batch learner whose spans only count their rows.
 paced   Passes with --paced workers and spans of one second.
 online  Steps of a minibatch learner for each number of workers: each of --chains chains (sequences of
         minibatches) on its own worker; or, with one chain, all steps of a segment on one worker.
@@ -37,7 +37,7 @@ from common import parser, write_part
 
 # A span (range of rows of one task) has this number of rows, with this number of features.
 LEAF_ROWS, FEATURES = 8, 4
-# Options of Dask that turn off services whose cost depends on the machine, not on the number of workers.
+# Options of Dask: services whose cost depends on the machine are turned off, and time limits are long.
 DASK_OPTIONS = {
     "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.target": False,
@@ -246,7 +246,7 @@ def measure(dataset: Any, count: int, passes: int, seconds: float, numbers: int)
 def measure_steps(
     dataset: Any, count: int, chains: list[int], steps: int, numbers: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the costs of steps of an idle learner for each number in ``chains``, one worker per chain."""
+    """Yield messages and CPU seconds of steps that compute nothing, for each number of chains."""
     from idle_learner import IdleLearner
 
     from scalelatent.engine.callbacks import Callbacks
@@ -279,7 +279,7 @@ def measure_steps(
 
 
 def measure_map(dataset: Any, count: int, shards: int) -> dict[str, Any]:
-    """Return the costs of a map of several shards per worker.
+    """Return messages and CPU seconds of a map (it writes an output per row), several shards per worker.
 
     The second of two maps counts, because the first one starts threads and opens files.
     """
@@ -349,7 +349,7 @@ def summarise(taken: list[dict[str, Any]], spans: int) -> dict[str, Any]:
 
 
 def compute_bounds(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the number of workers (one thread each) that one scheduler keeps busy, by the seconds of a task.
+    """Return the number of workers that a scheduler keeps busy, by the seconds of a task, and other bounds.
 
     This number does not depend on the rows, because the engine makes 4 to 32 tasks per thread in a pass.
     """

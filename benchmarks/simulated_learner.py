@@ -72,7 +72,7 @@ class CountLearner:
 
 @dataclass(frozen=True)
 class EchoMap:
-    """Map whose output is its input."""
+    """Map (computation with an output for each row) whose output is its input."""
 
     features: int
     requirements = BlockRequirements()

@@ -60,7 +60,7 @@ def make_learner(d: int, seed: int, architecture: str = "multiclass") -> tuple[C
 
 
 def read_all(dataset: sl.Dataset, blocks: list[tuple[int, int]]) -> None:
-    """Read all rows with one thread."""
+    """Read all rows, block by block, with one thread, and compute nothing."""
     for _ in iter_blocks(Reader(dataset, None, Meter()), blocks, StopEvent()):
         pass
 

@@ -121,7 +121,7 @@ def start_cluster(folder: Path, workers: int) -> tuple[str, list[subprocess.Pope
 
 
 def measure_first_spans(client: Client, folder: Path, address: str, rounds: int) -> dict[str, Any]:
-    """Return the seconds from the start of the command, or of the call, to the first task of the job."""
+    """Return seconds from the start of the command or call to its end and to the job's first task."""
     found: dict[str, list[dict[str, float]]] = {"command line": [], "submit_job": []}
     for i in range(rounds):
         for way in found:

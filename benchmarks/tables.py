@@ -39,8 +39,8 @@ def to_mib(size: float) -> str:
     return f"{size / 2**20:.0f} MiB"
 
 
-def round_to_three(number: float) -> str:
-    """Return a number as text with three significant figures, and commas between thousands."""
+def format_three_figures(number: float) -> str:
+    """Return a number as text: a whole number of at most three significant figures, with commas."""
     size = 10 ** max(0, len(str(int(number))) - 3)
     return f"{round(number / size) * size:,.0f}"
 
@@ -115,7 +115,7 @@ def online() -> Iterable[Iterable[Any]]:
         "passive_aggressive": "passive-aggressive",
         "incremental": "incremental EM",
     }.items():
-        if key not in found["fits"]:  # removed algorithms, which only an earlier version measured
+        if key not in found["fits"]:  # Only results of an earlier version have these algorithms.
             continue
         fit, share = found["fits"][key], found["comparison"][key]["share_of_em_rows"]
         yield (
@@ -191,7 +191,7 @@ def kept_rows() -> Iterable[Iterable[Any]]:
 
 
 def format_scores(found: dict[str, Any] | None, *, spread: bool = True, decays: Iterable[float] = ()) -> str:
-    """Return NMI and accuracy as text, with their standard deviations, and the chosen decays."""
+    """Return NMI and accuracy as text, with standard deviations if ``spread``, and the chosen decays."""
     if found is None:
         return ""
     scores = " / ".join(
@@ -334,7 +334,7 @@ def read_layers() -> list[dict[str, Any]]:
 def upper_layers() -> Iterable[Iterable[Any]]:
     yield "ns per look-up", *(f"{r['ns a look-up']:.1f}" for r in read_layers())
     name = "times faster than one-hot products"
-    yield "rate / one-hot products in sgemm", *(round_to_three(r[name]) for r in read_layers())
+    yield "rate / one-hot products in sgemm", *(format_three_figures(r[name]) for r in read_layers())
 
 
 @as_table("rows|V, k1|layers|seconds|time per row / time of one process|peak of a worker")

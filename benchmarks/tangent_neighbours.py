@@ -1,7 +1,7 @@
 """Find nearest training rows by Euclidean or by tangent distance, as a baseline for classifiers.
 
 Tangents are derivatives of an image by small shifts, rotations and scalings; they span a plane at the image.
-Tangent distance is the distance from such a plane.
+Tangent distance is the distance of an image from such a plane, or of two planes from each other.
 """
 
 from __future__ import annotations
