@@ -113,7 +113,7 @@ def draw_random_codes(below: int, clusterings: int, n: int, seed: int) -> tuple[
     for v in range(clusterings):
         columns = np.sort(rng.permutation(784)[:49])
         bank = dense.make_bank(rows[rng.permutation(n)[:below]][:, columns], "euclidean")
-        codes[:, v] = dense.nearest(rows, columns, bank)
+        codes[:, v] = dense.nearest(rows, columns, bank)[:, 0]
     return codes, what
 
 

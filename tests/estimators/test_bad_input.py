@@ -347,5 +347,6 @@ def test_a_search_refuses_other_objects_than_estimators_of_the_package(digits: A
 
 
 def test_errors_derive_from_the_packages_base_error() -> None:
-    assert issubclass(DataError, (ScalelatentError, ValueError))
+    assert issubclass(DataError, ScalelatentError)
+    assert issubclass(DataError, ValueError)
     assert issubclass(RunError, ScalelatentError)
