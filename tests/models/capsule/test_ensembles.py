@@ -135,7 +135,7 @@ def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture:
     assert weights == "random" or (winner == Y).mean() > 0.9
 
 
-def test_latents_are_w_x_sorted_by_class() -> None:
+def test_latents_are_products_of_rows_and_weights() -> None:
     members = build_members("multiclass", 10, 3)
     w = np.random.Generator(np.random.Philox(1)).normal(size=(30, 64))
     h = compute_scores(members, w, "latents")

@@ -1,4 +1,4 @@
-"""Learning finds the most probable weights of networks so small that all weights can be enumerated.
+"""Learning often finds the most probable weights of networks so small that all weights can be enumerated.
 
 The networks have two layers.
 """
@@ -34,7 +34,7 @@ TOP = replace(BELOW, image=(2, 1, 3), window=(1, 3), p_weight=0.2)
 
 
 def compute_log_posterior(x: np.ndarray) -> np.ndarray:
-    """Return the log posterior of all 2 ** 16 weights for images x (2, 4).
+    """Return the log posterior of all 2 ** 16 weights for images x (2, 4), up to a constant.
 
     Each image is explained by the better of the two templates (whole images made of features).
     """
@@ -62,7 +62,7 @@ def find_weights(x: np.ndarray, seed: int) -> int:
 
 
 def check_likeliest() -> None:
-    """Check that message passing finds the most probable weights for ``MIN_HITS`` of eight pairs of images.
+    """Check that message passing finds the most probable weights for at least 4 of eight pairs of images.
 
     For each pair the best of twelve seeds counts, because a fit also restarts from other seeds.
     """
@@ -78,11 +78,11 @@ def check_likeliest() -> None:
 MIN_HITS = 4
 
 
-def test_the_likeliest_of_all_weights_are_found() -> None:
+def test_the_likeliest_of_all_weights_are_often_found() -> None:
     check_likeliest()
 
 
-def test_wrong_class_messages_find_parts_less_often(
+def test_wrong_class_messages_find_the_likeliest_weights_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A template (a whole image made of features) must be compared with the best score of the others.
