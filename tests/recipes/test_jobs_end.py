@@ -1,4 +1,4 @@
-"""If a cluster ends, its jobs stop at a checkpoint, and resume on another cluster or in this process."""
+"""If a cluster ends, its jobs stop at a checkpoint, and can resume without a cluster."""
 
 from __future__ import annotations
 

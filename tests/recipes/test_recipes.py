@@ -30,7 +30,7 @@ def read_documents(*files: Path) -> list[dict[str, Any]]:
 
 
 def find_pods(kind: str) -> list[dict[str, Any]]:
-    """Return the pod specifications of a kind ("scheduler" or "worker") in the Kubernetes manifests."""
+    """Return the specifications of pods of a kind ("scheduler" or "worker") in the Kubernetes manifests."""
     specs = [
         d["spec"] for d in read_documents(*KUBERNETES) if d["kind"] in ("DaskCluster", "DaskWorkerGroup")
     ]

@@ -66,7 +66,8 @@ def test_kernels_equal_the_reference(name: str, seed: int, v: int, h: int, rows:
 def test_large_weights_give_accurate_beliefs(largest: float, seed: int) -> None:
     """Beliefs P(unit = 1) near 0 and 1 are accurate, and products of messages do not overflow or become 0.
 
-    The kernels store also P(unit = 0), because 1 - P(unit = 1) would lose a small probability in float32.    """
+    The kernels store also P(unit = 0), because 1 - P(unit = 1) would lose a small probability in float32.
+    """
     w, bv, bh = draw(seed, 60, 40, 3, largest, undecided=False)
     found, want = (run(backend, "sum_product", w, bv, bh, 10) for backend in ("numba", "reference"))
     assert_same_beliefs(found, want, 1e-5 if largest <= 5 else 1e-3)

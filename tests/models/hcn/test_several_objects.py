@@ -1,4 +1,4 @@
-"""A network that was fitted on images of one object finds and classifies several objects in larger images."""
+"""A network for images of one object finds and classifies several objects in larger images."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def frames_overlap(one: Any, other: Any, frame: tuple[int, int]) -> bool:
 
 
 def list_disjoint_sets(places: list[Any], frame: tuple[int, int], most: int, where: Any = None) -> Any:
-    """Yield all sets of at most ``most`` places where frames (of the size of an object) do not overlap.
+    """Yield all sets of at most ``most`` places whose frames (of the size of an object) do not overlap.
 
     ``where`` returns the row and the column of a place.
     """
@@ -87,7 +87,7 @@ def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> No
     assert found.scores[0, 0] == scores[0, row, column, names.index(name)] == scores[0, row, column].max()
 
 
-def test_images_of_the_fit_are_classified_as_before() -> None:
+def test_images_of_one_object_are_classified_as_before() -> None:
     m, (x, _) = make_true_model([0, 1]), TRAITS.rows(0, 50)
     one = m.with_classes((HEIGHT, WIDTH), n_objects=3)
     assert_array_equal(one.decision_function(x)[:, 0, 0], m.decision_function(x))
@@ -133,7 +133,7 @@ def test_a_bounded_search_returns_the_best_choice_so_far() -> None:
 
 
 def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
-    """The found objects are the most probable of all sets of templates (patterns) and positions.
+    """No set of templates (patterns) and positions is clearly more probable than the found objects.
 
     The network allows no shifts, and 5 % of the pixels are flipped.
     """
@@ -170,7 +170,7 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
         some = choices[int(likely.argmax())]
         best = {(min(t, 1), r, c) for t, r, c in some}
         mine = {(label, *place) for label, place in zip(labels, positions, strict=True) if label >= 0}
-        # Other sets of objects may give the same or equally probable pixels, so the test compares scores.
+        # Other sets of objects may give the same or equally probable pixels, so compare log probabilities.
         chosen = [i for i, s in enumerate(choices) if {(min(t, 1), r, c) for t, r, c in s} == mine]
         assert likely[chosen].max() >= likely.max() - 0.05
         matches.append(mine == best)

@@ -123,7 +123,7 @@ def test_the_few_best_are_the_first_of_a_stable_sort(n, k, few):
 def make_groups(n: int, k: int, seed: int) -> Groups:
     rng = np.random.default_rng(seed)
     index = rng.integers(0, k, n)
-    index[index == k // 2] = 0  # One component has no rows.
+    index[index == k // 2] = 0  # Of several components, one has no rows.
     return group_rows(index, k, rng.random(n))
 
 

@@ -158,7 +158,7 @@ def test_counts_at_the_limits_of_int16_do_not_overflow(many: int) -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-24, 1e-35])
-def test_rows_whose_squares_exceed_float32_are_decided(scale: float) -> None:
+def test_rows_whose_squares_vanish_in_float32_are_decided(scale: float) -> None:
     rng = np.random.default_rng(8)
     w = rng.normal(size=(150, 40)).astype("f4") + 3.0
     w[75:] = w[:75] + (1e-7 * rng.normal(size=(75, 40))).astype("f4")
