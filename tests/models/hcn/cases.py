@@ -1,4 +1,4 @@
-"""Random inputs of the hcn kernels, and slow direct computations that the kernels must agree with."""
+"""Random inputs of HCN kernels, slow computations that kernels must agree with, and learning in loops."""
 
 from __future__ import annotations
 

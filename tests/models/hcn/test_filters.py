@@ -1,4 +1,4 @@
-"""The numba filters that find edges in grey images equal numpy, and edges have the right direction."""
+"""Filters by numba find the same edges in grey images as those in numpy, with the right directions."""
 
 from __future__ import annotations
 

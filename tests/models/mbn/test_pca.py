@@ -58,7 +58,7 @@ def compute_streamed(codes: np.ndarray, d: int, **options: Any) -> tuple[Streame
     return learner, state
 
 
-def _check(found: Components, codes: np.ndarray, svd: Any, d: int, tol: float) -> None:
+def assert_close_components(found: Components, codes: np.ndarray, svd: Any, d: int, tol: float) -> None:
     h, vt, variance = svd
     np.testing.assert_allclose(found.variance[:d], variance[:d], rtol=tol)
     np.testing.assert_allclose(found.table.reshape(-1, found.table.shape[2])[:, :d].T, vt[:d], atol=20 * tol)
@@ -75,13 +75,13 @@ def test_components_of_few_rows_come_from_their_inner_products(
 ) -> None:
     found = run_kernel_pca(draw_codes, K, make_backend(device).kernel)
     assert len(found.offset) == V * (K - 1)
-    _check(found, draw_codes, compute_svd, 6, 1e-7)
+    assert_close_components(found, draw_codes, compute_svd, 6, 1e-7)
 
 
 def test_components_of_many_rows_come_from_em(draw_codes: np.ndarray, compute_svd: Any) -> None:
     learner, state = compute_streamed(draw_codes, 5, tol=1e-6)
     assert 2 < state.iteration < 200
-    _check(learner.components(state), draw_codes, compute_svd, 5, 1e-6)
+    assert_close_components(learner.components(state), draw_codes, compute_svd, 5, 1e-6)
     reported = learner.summary(state)
     assert reported["objective"] == pytest.approx(1 - compute_svd[2][:5].sum() / compute_svd[2].sum())
     # With tol=0 the fit ends after ``max_iter`` passes.
