@@ -153,7 +153,7 @@ def shuffle_by_thread(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: 
     return shuffled(seed + get_ident(), purpose, epoch, rows, n)
 
 
-def check_order(order) -> None:
+def check_shuffled_order(order) -> None:
     first, second = (ThreadPoolExecutor(1) for _ in range(2))
     given = (7, "sweep", 2, np.array([5, 11]), 300)
     with first, second:
@@ -162,9 +162,9 @@ def check_order(order) -> None:
 
 
 def test_orders_depend_on_seed_epoch_and_row_alone() -> None:
-    check_order(shuffled)
+    check_shuffled_order(shuffled)
     with pytest.raises(AssertionError):
-        check_order(shuffle_by_thread)
+        check_shuffled_order(shuffle_by_thread)
     found = shuffled(7, "sweep", 2, np.array([5, 11]), 300)
     assert_array_equal(np.sort(found, axis=1), np.tile(np.arange(300), (2, 1)))
     for other in ((8, "sweep", 2), (7, "decode", 2), (7, "sweep", 3)):

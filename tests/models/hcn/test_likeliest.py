@@ -42,8 +42,8 @@ def compute_log_posterior(x: np.ndarray) -> np.ndarray:
     features = (codes >> np.arange(4) & 1).astype(bool).reshape(-1, 2, 2)
     templates = (codes >> np.arange(4, 16) & 1).astype(bool).reshape(-1, 2, 2, 3)
     made = np.zeros((len(codes), 2, 4), bool)
-    for feature, place, pixel in np.ndindex(2, 3, 2):
-        made[..., place + pixel] |= templates[..., feature, place] & features[:, None, feature, pixel]
+    for feature, position, pixel in np.ndindex(2, 3, 2):
+        made[..., position + pixel] |= templates[..., feature, position] & features[:, None, feature, pixel]
     p01, p10 = BELOW.p01, BELOW.p10
     chance = np.log([[1 - p10, p10], [p01, 1 - p01]])
     seen = chance[made[:, None].astype(int), x[None, :, None].astype(int)].sum(axis=3)
@@ -98,7 +98,7 @@ def test_wrong_class_messages_find_the_likeliest_weights_less_often(
         check_likeliest()
 
 
-def check_above() -> None:
+def check_messages_from_above() -> None:
     """Check that new messages (log odds) from the upper layer replace the old ones, without averaging."""
     net, images = make_two_layers(5, 1)
     backend, block = make_backend("cpu"), make_block(images, 0, 6)
@@ -118,7 +118,7 @@ def check_above() -> None:
 
 
 def test_messages_from_above_are_not_damped() -> None:
-    check_above()
+    check_messages_from_above()
 
 
 def test_damping_messages_from_above_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_damping_messages_from_above_would_fail(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(LayerMessages, "with_above", mutant)
     with pytest.raises(AssertionError):
-        check_above()
+        check_messages_from_above()
 
 
 def test_shifts_are_drawn_with_the_priors_of_their_pool() -> None:

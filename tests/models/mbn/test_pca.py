@@ -43,7 +43,7 @@ def compute_svd(draw_codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndar
     return h, vt * signs[:, None], s**2 / N
 
 
-def compute_streamed(codes: np.ndarray, d: int, **options: Any) -> tuple[StreamedPca, Any]:
+def compute_streamed_pca(codes: np.ndarray, d: int, **options: Any) -> tuple[StreamedPca, Any]:
     backend = make_backend("cpu")
     counts = Stats.zeros(CodeCounts(V, K).layout())
     CodeCounts(V, K).accumulate(None, Block(codes, None, None, 0), counts)
@@ -79,26 +79,26 @@ def test_components_of_few_rows_come_from_their_inner_products(
 
 
 def test_components_of_many_rows_come_from_em(draw_codes: np.ndarray, compute_svd: Any) -> None:
-    learner, state = compute_streamed(draw_codes, 5, tol=1e-6)
+    learner, state = compute_streamed_pca(draw_codes, 5, tol=1e-6)
     assert 2 < state.iteration < 200
     assert_close_components(learner.components(state), draw_codes, compute_svd, 5, 1e-6)
     reported = learner.summary(state)
     assert reported["objective"] == pytest.approx(1 - compute_svd[2][:5].sum() / compute_svd[2].sum())
     # With tol=0 the fit ends after ``max_iter`` passes.
-    assert compute_streamed(draw_codes, 5, tol=0.0, max_iter=3)[1].iteration == 3
+    assert compute_streamed_pca(draw_codes, 5, tol=0.0, max_iter=3)[1].iteration == 3
 
 
 def test_equal_rows_and_too_many_components_give_zeros() -> None:
     same = np.ones((30, V), dtype=np.uint16)
     for found in (
         run_kernel_pca(same, K, make_backend("cpu").kernel),
-        (lambda learner, state: learner.components(state))(*compute_streamed(same, 3, max_iter=5)),
+        (lambda learner, state: learner.components(state))(*compute_streamed_pca(same, 3, max_iter=5)),
     ):
         assert not found.variance.any()
         assert np.isfinite(found.table).all()
         assert found.total_variance == 0
     two = np.tile(np.array([[0], [1]], dtype=np.uint16), (15, V))
-    learner, state = compute_streamed(two, 10)
+    learner, state = compute_streamed_pca(two, 10)
     found = learner.components(state)
     np.testing.assert_allclose(found.variance[1:], 0, atol=1e-12)
     assert found.variance[0] == pytest.approx(found.total_variance)
