@@ -1,4 +1,4 @@
-"""Metrics computed block by block equal those of scikit-learn."""
+"""Scores computed block by block equal scikit-learn's; models without classes are scored by their output."""
 
 from __future__ import annotations
 

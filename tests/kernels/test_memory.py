@@ -1,4 +1,4 @@
-"""Arrays that kernels allocate equal those of numpy."""
+"""Arrays that kernels allocate, or view with another dtype, equal those of numpy."""
 
 from __future__ import annotations
 

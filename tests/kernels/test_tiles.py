@@ -1,4 +1,4 @@
-"""Matrix products by tiles (small blocks) equal those of numpy, and read nothing beyond the arrays."""
+"""Matrix products by tiles (small blocks) equal those of numpy, and ignore values beyond the inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members (models of some classes) that share a pass learn the same weights as separate fits."""
+"""Members (models of some classes) that share a pass learn the weights of separate fits, up to rounding."""
 
 from __future__ import annotations
 

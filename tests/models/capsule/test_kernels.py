@@ -1,4 +1,4 @@
-"""Kernels equal the reference kernels (numpy, float64) for many shapes, architectures and thresholds."""
+"""The numba E-step equals the reference (numpy, float64) for many shapes, architectures and thresholds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fits are good for rows that span few directions, and for features in different units."""
+"""Capsule regression has few errors for rows that span few directions, and for features in any units."""
 
 from __future__ import annotations
 

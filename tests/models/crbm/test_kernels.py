@@ -1,4 +1,4 @@
-"""The numba kernels for inference in RBMs equal the reference for any shapes, weights and batches."""
+"""The numba kernels for inference in RBMs equal the reference for many shapes, weights and batches."""
 
 from __future__ import annotations
 

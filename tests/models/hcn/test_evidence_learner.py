@@ -1,4 +1,4 @@
-"""Online learning of features forgets old evidence (log odds of pixels) and sums parallel minibatches."""
+"""Online learning of features forgets some old evidence per minibatch, and sums parallel minibatches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning with stored messages of leaves (ranges of images) finds bars, letters and the best weights."""
+"""Learning with stored messages of leaves (ranges of images) finds bars, letters and probable weights."""
 
 from __future__ import annotations
 
