@@ -31,7 +31,7 @@ def declare_entry_points(monkeypatch):
     load_all_kinds.cache_clear()
 
 
-def test_every_folder_of_models_is_found():
+def test_own_kinds_are_found_in_folders_of_models():
     folders = {path.parent.name for path in Path(kinds.__file__).parents[1].glob("models/*/__init__.py")}
     found = {kind.estimator.split(".")[2] for kind in load_own_kinds().values()}
     assert {"capsule", "crbm", "mbn"} <= found <= folders
@@ -58,7 +58,7 @@ def test_a_kind_of_another_package_is_found(declare_entry_points):
         find_kind("mean")
 
 
-def test_own_kinds_load_without_other_packages(declare_entry_points):
+def test_own_kinds_are_found_without_loading_other_packages(declare_entry_points):
     declare_entry_points(broken="no_such_module:KIND")
     assert find_kind("capsule").name == "capsule"
     assert find_kernels("capsule_estep")
@@ -83,7 +83,7 @@ def test_a_broken_entry_point_is_a_warning(declare_entry_points, value, why):
 DUPLICATE = Kind("capsule", estimator="a:B", parameters="a:C")
 
 
-def test_the_error_names_a_broken_package(tmp_path):
+def test_the_warning_names_a_broken_package(tmp_path):
     info = tmp_path / "broken_models-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-models\nVersion: 1.2\n")

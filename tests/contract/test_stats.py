@@ -72,7 +72,7 @@ def test_fields_are_views_that_tile_the_vector_in_order(layout: Layout, seed: in
 @pytest.mark.parametrize(
     "vector", [np.zeros(3), np.zeros(5), np.zeros((2, 2)), np.zeros(4, np.float32), np.zeros(4, int)]
 )
-def test_a_vector_of_the_wrong_length_is_refused(vector: np.ndarray) -> None:
+def test_a_vector_of_another_shape_or_dtype_is_refused(vector: np.ndarray) -> None:
     with pytest.raises(ValueError, match="float64 vector of 4 numbers"):
         Stats(Layout((("a", (2, 2)),)), vector)
 
@@ -82,7 +82,7 @@ def test_an_unknown_field_is_an_error() -> None:
         Stats.zeros(Layout((("a", ()),)))["other"]
 
 
-def test_a_received_vector_is_aligned() -> None:
+def test_an_unaligned_vector_is_copied_and_an_aligned_one_is_kept() -> None:
     layout = Layout((("total", (2, 3)),))
     odd = np.frombuffer(bytearray(8 * layout.size + 1), dtype=np.float64, offset=1, count=layout.size)
     assert not odd.flags.aligned

@@ -85,7 +85,7 @@ def test_rows_without_labels_are_refused(tmp_path: Path) -> None:
             make_capsule().fit(rows)
 
 
-def test_a_missing_column_is_named_with_the_argument_first() -> None:
+def test_errors_of_columns_name_the_argument_to_change() -> None:
     pytest.importorskip("pyarrow")
     frame = {"a": [1.0, 2.0], "b": ["x", "y"]}
     with pytest.raises(
@@ -174,7 +174,7 @@ def test_stored_rows_with_too_large_values_are_refused(use: str, tmp_path: Path)
         CALLS[use](stored)
 
 
-def test_stored_rows_with_too_large_values_are_refused_by_a_crbm(tmp_path: Path) -> None:
+def test_stored_rows_with_too_large_values_are_refused_in_a_fit(tmp_path: Path) -> None:
     stored = sl.Dataset.from_arrays(HUGE, BITS).save(tmp_path / "x.zarr", chunk_rows=4, shard_rows=8)
     with pytest.raises(DataError, match=f"x.zarr.*{re.escape(TOO_LARGE.format(1e38))}"):
         make_crbm().fit(stored)
@@ -201,7 +201,7 @@ def test_a_batch_of_another_scale_is_reported_and_skipped(algorithm: str) -> Non
     model.partial_fit(1e-18 * X, Y)
 
 
-def test_divergence_raises_its_own_error() -> None:
+def test_the_first_pass_gives_no_advice_about_momentum() -> None:
     from scalelatent.contract.finite import make_divergence_error
 
     assert isinstance(make_divergence_error([0], "pass 3", "lower `momentum`"), DivergenceError | RunError)

@@ -1,4 +1,4 @@
-"""Damaged files of a run folder are rebuilt if possible; otherwise an error of one line names the file."""
+"""Damaged files of a run folder are rebuilt or skipped, or an error of one line names the file."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_damaged_log_lines_are_skipped(folder: RunFolder, line: str) -> None:
 
 @pytest.mark.parametrize("name", ["progress.json", "cancel"])
 @pytest.mark.parametrize("content", ["", "null", "[]", "3"])
-def test_damaged_progress_and_cancel_files_are_ignored(folder: RunFolder, name: str, content: str) -> None:
+def test_damaged_progress_and_cancel_files_count_as_empty(folder: RunFolder, name: str, content: str) -> None:
     from scalelatent.jobs.interrupt import read_cancel_request
 
     (folder.path / name).write_text(content)

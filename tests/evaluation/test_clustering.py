@@ -1,4 +1,4 @@
-"""Clusters are compared with classes, and k-means restarts give the same numbers for any threads."""
+"""Clusters are compared with classes; restarts of k-means give the same scores with any number of threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTITIONS = st.integers(1, 30).flatmap(
 
 @settings(max_examples=25)
 @given(PARTITIONS)
-def test_accuracy_uses_the_best_pairing(columns: tuple[list[int], list[int]]) -> None:
+def test_accuracy_uses_the_best_pairs_of_clusters_and_classes(columns: tuple[list[int], list[int]]) -> None:
     labels, clusters = map(np.array, columns)
     best = max((np.array(names)[clusters] == labels).mean() for names in itertools.permutations(range(4)))
     assert clustering_accuracy(labels, clusters) == pytest.approx(best)
@@ -82,10 +82,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "message"), BAD, ids=[message[:24] for _, message in BAD])
-def test_bad_input_raises_an_error_that_names_it(given: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[message[:24] for _, message in BAD])
+def test_bad_input_raises_an_error_that_names_it(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        kmeans_scores(**given)
+        kmeans_scores(**arguments)
 
 
 def test_rows_beyond_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

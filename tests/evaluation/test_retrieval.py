@@ -16,7 +16,7 @@ from scalelatent.evaluation import retrieval, retrieval_accuracy, retrieval_leve
 
 
 def rank_completely(scores: np.ndarray, relevant: np.ndarray, level: int) -> float:
-    """Return the mean share of relevant documents in the first ``level`` places; ties share places."""
+    """Return the mean share of relevant documents in the first ``level`` ranks; ties share their ranks."""
     total, n = 0.0, len(scores)
     for q in range(n):
         others = np.delete(np.arange(n), q)
@@ -28,7 +28,7 @@ def rank_completely(scores: np.ndarray, relevant: np.ndarray, level: int) -> flo
 
 
 def make_topics(n: int, seed: int) -> tuple[Any, np.ndarray]:
-    """Return a matrix of documents and topics (some have none), and the pairs that share a topic."""
+    """Return the topics of documents (some have none), and a matrix of which documents share a topic."""
     held = np.random.default_rng(seed).random((n, 70)) < 0.02
     held[:: n // 3 + 1] = False
     return scipy.sparse.csr_array(held.astype(np.uint8)), (held.astype(int) @ held.T) > 0
@@ -56,7 +56,7 @@ def test_real_outputs_equal_brute_force() -> None:
     )
 
 
-def test_sparse_rows_rank_as_dense_ones_and_rows_of_zeros_are_near_nothing() -> None:
+def test_sparse_rows_rank_like_dense_rows_with_a_row_of_zeros() -> None:
     x = scipy.sparse.random_array((50, 30), density=0.1, rng=1).toarray()
     x[3] = 0
     x = scipy.sparse.csr_array(x)
@@ -65,7 +65,7 @@ def test_sparse_rows_rank_as_dense_ones_and_rows_of_zeros_are_near_nothing() -> 
     assert sparse == pytest.approx(dense)
 
 
-def test_a_query_without_topics_scores_nothing_and_is_a_mistake() -> None:
+def test_a_query_without_topics_scores_zero() -> None:
     y = scipy.sparse.csr_array(np.array([[1], [1], [0]], dtype=np.uint8))
     nowhere = np.zeros((3, 2))
     curve = retrieval_accuracy(nowhere, y, levels=[1, 2])
@@ -89,8 +89,8 @@ def test_scores_of_all_pairs_are_never_in_memory_together(monkeypatch: pytest.Mo
     sizes: list[int] = []
     make_scores = retrieval.make_scores
 
-    def recording(*given: Any) -> Any:
-        score_block = make_scores(*given)
+    def recording(*arguments: Any) -> Any:
+        score_block = make_scores(*arguments)
 
         def score(queries: np.ndarray) -> np.ndarray:
             out = score_block(queries)
@@ -131,10 +131,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "message"), BAD, ids=[message[:24] for _, message in BAD])
-def test_bad_input_raises_an_error_that_names_it(given: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[message[:24] for _, message in BAD])
+def test_bad_input_raises_an_error_that_names_it(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        retrieval_accuracy(**given)
+        retrieval_accuracy(**arguments)
 
 
 def test_levels_are_powers_of_two_minus_one() -> None:

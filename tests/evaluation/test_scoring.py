@@ -1,4 +1,4 @@
-"""Metrics computed block by block equal those of scikit-learn."""
+"""Scores computed block by block equal scikit-learn's; models without classes are scored by their output."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class FixedProbabilities:
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 60), st.integers(2, 5), st.integers(1, 17), st.integers(0, 2**32 - 1))
-def test_metrics_equal_those_of_scikit_learn(rows, n_classes, batch, seed):
+def test_metrics_equal_those_of_scikit_learn(rows, n_classes, batch_rows, seed):
     rng = np.random.default_rng(seed)
     classes = np.array(["a", "b", "c", "d", "e"])[:n_classes]
     x = rng.dirichlet(np.ones(n_classes), rows)
     y = classes[rng.integers(n_classes, size=rows)]
-    with patch.object(scoring, "BATCH_ROWS", batch):
+    with patch.object(scoring, "BATCH_ROWS", batch_rows):
         got = score_dataset(FixedProbabilities(classes), Dataset.from_arrays(x, y), ClassScorer.metrics)
     guess = classes[x.argmax(axis=1)]
     assert got["accuracy"] == pytest.approx(reference.accuracy_score(y, guess))

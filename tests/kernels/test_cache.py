@@ -314,7 +314,7 @@ def test_threads_that_define_kernels_at_the_same_time_use_the_right_folders(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The thread that finishes first must not reset the cache folder of the other thread."""
-    places, before = [], numba.config.CACHE_DIR
+    folders, before = [], numba.config.CACHE_DIR
     both_started = threading.Barrier(2)
 
     def define_slowly(**options: Any) -> Any:
@@ -322,7 +322,7 @@ def test_threads_that_define_kernels_at_the_same_time_use_the_right_folders(
             both_started.wait(0.2)
         if options.pop("later"):
             time.sleep(0.2)
-        places.append(numba.config.CACHE_DIR)
+        folders.append(numba.config.CACHE_DIR)
         return lambda function: function
 
     monkeypatch.setattr(jit.numba, "njit", define_slowly)
@@ -330,7 +330,7 @@ def test_threads_that_define_kernels_at_the_same_time_use_the_right_folders(
     with ThreadPoolExecutor(2) as pool:
         made = [pool.submit(jit.kernel, compute_abs, later=later) for later in (False, True)]
     assert [future.result()(-2) for future in made] == [2, 2]
-    assert places == [jit._find_kernel_folder("other")] * 2
+    assert folders == [jit._find_kernel_folder("other")] * 2
     assert before == numba.config.CACHE_DIR
 
 

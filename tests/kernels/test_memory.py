@@ -1,4 +1,4 @@
-"""Arrays that kernels allocate equal those of numpy."""
+"""Arrays that kernels allocate, or view with another dtype, equal those of numpy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scalelatent.kernels.memory import empty, same_bytes, zeros
 
 
 @kernel
-def _make(n, m):
+def allocate_arrays(n, m):
     room = empty((n, m), np.float32)
     for i in range(n):
         for j in range(m):
@@ -25,7 +25,7 @@ def view_as_integers(a):
 
 @pytest.mark.parametrize("n", [0, 1, 5])
 def test_allocated_arrays_have_the_shape_dtype_and_values_of_numpy(n: int) -> None:
-    room, flags, counts = _make(n, 3)
+    room, flags, counts = allocate_arrays(n, 3)
     np.testing.assert_array_equal(
         room, np.subtract.outer(np.arange(n), np.arange(3)).astype("f4"), strict=True
     )
@@ -44,4 +44,4 @@ def test_same_bytes_returns_a_view_with_another_dtype(rows: slice) -> None:
 
 def test_a_size_below_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="negative dimensions"):
-        _make(-1, 3)
+        allocate_arrays(-1, 3)

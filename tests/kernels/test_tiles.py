@@ -1,4 +1,4 @@
-"""Matrix products by tiles (small blocks) equal those of numpy, and read nothing beyond the arrays."""
+"""Matrix products by tiles (small blocks) equal those of numpy, and ignore values beyond the inputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compute_padded_latents(w: np.ndarray, x: np.ndarray) -> np.ndarray:
     columns = -(-len(x) // tiles.ROWS) * tiles.ROWS
     out = np.full((tiles.padded_size(len(w)), columns), np.nan, dtype="f4")
     compute_latents(packed, x, out)
-    # Padded dimensions are zeros; zero times NaN is NaN.
+    # Latents of padded dimensions are 0, or NaN (zero times NaN) for a row of x with a NaN.
     assert not np.nan_to_num(out[len(w) :, : len(x)]).any()
     return out[: len(w), : len(x)]
 
@@ -71,7 +71,7 @@ def test_moments_equal_numpys_products(dims: int, p: int) -> None:
 def test_values_beyond_the_given_columns_do_not_matter(
     dims: int, p: int, n: int, more: int, seed: int
 ) -> None:
-    """Columns of g and rows of x beyond the first n are NaN or infinite; the kernel must not read them."""
+    """Columns of g beyond the first n are NaN, rows of x are infinite; they must not change the results."""
     g, x = draw_rows(seed, dims, n + more), draw_rows(seed + 1, n + more, p)
     clean = compute_moment(
         np.ascontiguousarray(g[:, :n]), n, np.ascontiguousarray(x[:n]), np.zeros((dims, p), "f4")
@@ -97,7 +97,7 @@ def test_bits_do_not_depend_on_the_alignment_of_arrays(dims: int, p: int, n: int
 
 
 @given(st.integers(1, 100), st.integers(1, 40), st.integers(2, 128), st.integers(0, 10**6))
-def test_a_row_has_the_same_latents_in_any_strip(dims: int, p: int, n: int, seed: int) -> None:
+def test_a_row_has_the_same_latents_at_any_position(dims: int, p: int, n: int, seed: int) -> None:
     w, x = draw_rows(seed, dims, p), draw_rows(seed + 1, n, p)
     whole = compute_padded_latents(w, x)
     for cut in (1, n // 2):
@@ -128,5 +128,5 @@ def test_a_bad_row_changes_only_its_own_column() -> None:
         (4, np.zeros((6, 8), "f4")[::2], False),
     ],
 )
-def test_fits_accepts_only_supported_arrays(dims: int, x: np.ndarray, expected: bool) -> None:
+def test_can_multiply_accepts_only_supported_arrays(dims: int, x: np.ndarray, expected: bool) -> None:
     assert tiles.can_multiply(dims, x) is expected

@@ -69,14 +69,14 @@ def compute_network(v: int, h: int) -> list[np.ndarray]:
     w, x = _draw(5, v, h), _draw(6, 20, h)
     out, none = np.empty((20, v), dtype="f4"), np.zeros((0, h), dtype="f4")
     write_affine_map(x, w, _draw(7, v), out, np)
-    way = StepArrays(w, none, np.empty_like(w), none)
-    ascend_outer(way, out, x, StepRates(0.1, 0.01, 0.0))
+    step = StepArrays(w, none, np.empty_like(w), none)
+    ascend_outer(step, out, x, StepRates(0.1, 0.01, 0.0))
     total = np.zeros((v, h))
     add_outer_difference(out, x, w, total, make_backend("cpu"))
     graphs, pairs = (make_coupling(0.1 * w), _draw(8, 20, v), _draw(9, 20, h), 3), np.zeros(w.shape)
     found, beliefs = mean_field(*graphs), sum_product_pairs(*graphs, None, pairs)
     rest = [total, compute_log_loss(out, np.abs(np.sin(out)), np.sign(out), np)]
-    return [*rest, out, way.new_theta, found.lv, found.lh, beliefs.lv, beliefs.lh, beliefs.log_z, pairs]
+    return [*rest, out, step.new_theta, found.lv, found.lh, beliefs.lv, beliefs.lh, beliefs.log_z, pairs]
 
 
 def compute_digests() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""If a cluster ends, its jobs stop at a checkpoint, and resume on another cluster or in this process."""
+"""If a cluster ends, its jobs stop at a checkpoint, and can resume without a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def run_verb(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
+def run_cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
     """Return a function that runs a `scalelatent` command, and returns its stdout and stderr."""
 
     def run(*words: str | Path, code: int = 0) -> tuple[str, str]:
@@ -42,19 +42,19 @@ def skip_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("skip_report")
 def test_jobs_stop_with_their_cluster_and_resume_elsewhere(
-    running_cluster: Any, run_verb: Any, tmp_path: Path
+    running_cluster: Any, run_cli: Any, tmp_path: Path
 ) -> None:
     job, run, file = write_digits_job(tmp_path, 60), tmp_path / "run", tmp_path / "scheduler.json"
     with running_cluster("--workers", "1", "--scheduler-file", str(file)) as (process, reported):
         at = ("--scheduler-file", file)
         assert (
-            json.loads(run_verb("submit", job, *at, "--out", run, "--wait", "60", "--json")[0])["dashboard"]
+            json.loads(run_cli("submit", job, *at, "--out", run, "--wait", "60", "--json")[0])["dashboard"]
             == (reported["dashboard"])
         )
         folder = RunFolder.open(str(run))
         wait_for(lambda: len(folder.records("metrics.jsonl")) > 3)
-        assert folder.id in run_verb("status", folder.id, *at)[0]
-        assert folder.id in run_verb("status", *at)[0]
+        assert folder.id in run_cli("status", folder.id, *at)[0]
+        assert folder.id in run_cli("status", *at)[0]
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 0
@@ -66,15 +66,15 @@ def test_jobs_stop_with_their_cluster_and_resume_elsewhere(
     assert "traceback" not in folder.records("events.jsonl")[-1]
 
     # A resume needs the address of another cluster, because the old cluster has ended.
-    refused = run_verb("resume", run, code=2)[1]
+    refused = run_cli("resume", run, code=2)[1]
     assert "no program listens there" in refused
     assert "--scheduler-file FILE" in refused
     assert "--here" in refused
-    assert "no scheduler wrote its address" in run_verb("resume", run, *at, code=2)[1]
+    assert "no scheduler wrote its address" in run_cli("resume", run, *at, code=2)[1]
     with pytest.MonkeyPatch.context() as patch:
         for module in (control, job_cluster):
             patch.setattr(module, "open_client", lambda *_: pytest.fail("resume --here opened a client"))
-        assert "done" in run_verb("resume", run, "--here")[0]
+        assert "done" in run_cli("resume", run, "--here")[0]
     whole = runner.run_new_job(load_job(job, settings=[f"job.out={tmp_path / 'whole'}"]))
     assert read_model_files(folder) == read_model_files(whole.folder)
 
@@ -86,16 +86,16 @@ def test_an_idle_cluster_ends(running_cluster: Any) -> None:
     assert "no job for 0.02 minutes" in errors
 
 
-def test_doctor_reads_the_scheduler_file(tls_cluster: Any, run_verb: Any, tmp_path: Path) -> None:
+def test_doctor_reads_the_scheduler_file(tls_cluster: Any, run_cli: Any, tmp_path: Path) -> None:
     file, tls = tmp_path / "scheduler.json", tls_cluster["tls"]
     file.write_text(json.dumps({"address": tls_cluster["scheduler"]}))
     files = ("--tls-ca-file", tls["ca"], "--tls-cert", tls["cert"], "--tls-key", tls["key"])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         # The worker declares a GPU that does not exist.
-        found, _ = run_verb("doctor", "--scheduler-file", file, *files, code=1)
+        found, _ = run_cli("doctor", "--scheduler-file", file, *files, code=1)
     assert "workers: 2, hosts: 1" in found
-    reported = run_verb("doctor", "--scheduler-file", file, "--scheduler", "tcp://head:8786", code=2)[1]
+    reported = run_cli("doctor", "--scheduler-file", file, "--scheduler", "tcp://head:8786", code=2)[1]
     assert "give either the address of the scheduler" in reported
 
 

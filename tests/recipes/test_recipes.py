@@ -30,7 +30,7 @@ def read_documents(*files: Path) -> list[dict[str, Any]]:
 
 
 def find_pods(kind: str) -> list[dict[str, Any]]:
-    """Return the pod specifications of a kind ("scheduler" or "worker") in the Kubernetes manifests."""
+    """Return the specifications of pods of a kind ("scheduler" or "worker") in the Kubernetes manifests."""
     specs = [
         d["spec"] for d in read_documents(*KUBERNETES) if d["kind"] in ("DaskCluster", "DaskWorkerGroup")
     ]
@@ -89,7 +89,7 @@ def test_commands_use_options_of_the_installed_dask(words):
 
 
 @pytest.fixture(scope="module")
-def make_validators() -> dict[str, Any]:
+def validators() -> dict[str, Any]:
     """Return a JSON schema validator for each Kubernetes kind of the Dask operator, by kind."""
     jsonschema = pytest.importorskip("jsonschema")
     found = importlib.util.find_spec("dask_kubernetes")
@@ -107,11 +107,11 @@ def make_validators() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", KUBERNETES, ids=lambda file: file.name)
-def test_manifests_follow_the_operators_schemas(file, make_validators):
+def test_manifests_follow_the_operators_schemas(file, validators):
     for document in read_documents(file):
         if document["apiVersion"] != "kubernetes.dask.org/v1":
             continue
-        validator = make_validators[document["kind"]]
+        validator = validators[document["kind"]]
         assert [error.message for error in validator.iter_errors({"spec": document["spec"]})] == []
         misspelt = {"spec": document["spec"] | {"replica": 3}}  # The operator would ignore "replica".
         assert not validator.is_valid(misspelt)

@@ -61,22 +61,22 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("digits")
     write_digits_job(folder, PASSES)
     return folder
 
 
 @pytest.fixture(scope="module")
-def expected_files(place: Path) -> dict[str, bytes]:
+def expected_files(digits: Path) -> dict[str, bytes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "_report", lambda *_: None)
-        result = runner.run_new_job(load_job(place / "job.toml", settings=[f"job.out={place / 'whole'}"]))
+        result = runner.run_new_job(load_job(digits / "job.toml", settings=[f"job.out={digits / 'whole'}"]))
     return read_model_files(result.folder)
 
 
 @pytest.fixture
-def read_logs(tmp_path: Path) -> tuple[str, ...]:
+def log_option(tmp_path: Path) -> tuple[str, ...]:
     return (f"--output={tmp_path}/%j.log",)
 
 
@@ -91,15 +91,15 @@ def wait_for_state(slurm: SlurmCluster, job: str, *wanted: str, seconds: float =
 
 def test_a_fit_resumes_after_its_walltime(
     slurm: SlurmCluster,
-    place: Path,
+    digits: Path,
     tmp_path: Path,
-    read_logs: tuple[str, ...],
+    log_option: tuple[str, ...],
     expected_files: dict[str, bytes],
 ) -> None:
     run = tmp_path / "run"
-    words = (RECIPES / "fit.sbatch", place / "job.toml", run)
-    job = slurm.submit(*SMALL, *read_logs, *map(str, words), TMPDIR=str(tmp_path))
-    after = slurm.submit(f"--dependency=afterok:{job}", "--mem=100", *read_logs, "--wrap", "true")
+    words = (RECIPES / "fit.sbatch", digits / "job.toml", run)
+    job = slurm.submit(*SMALL, *log_option, *map(str, words), TMPDIR=str(tmp_path))
+    after = slurm.submit(f"--dependency=afterok:{job}", "--mem=100", *log_option, "--wrap", "true")
     wait_for(lambda: count_passes(run) > 5, 120)
     slurm.call("scancel", "--batch", "--signal=TERM", job)
     wait_for(lambda: slurm.show_job(job)["Restarts"] == "1", 60)
@@ -116,9 +116,9 @@ def test_a_fit_resumes_after_its_walltime(
     assert "Traceback" not in log
 
 
-def test_each_job_of_an_array_has_its_own_setting(slurm: SlurmCluster, place: Path, tmp_path: Path) -> None:
+def test_each_job_of_an_array_has_its_own_setting(slurm: SlurmCluster, digits: Path, tmp_path: Path) -> None:
     run, limit = tmp_path / "run", "model.max_iter=2"
-    words = (RECIPES / "fit.sbatch", place / "job.toml", run, limit, "model.max_iter=3")
+    words = (RECIPES / "fit.sbatch", digits / "job.toml", run, limit, "model.max_iter=3")
     job = slurm.submit(*SMALL, "--array=0-2", f"--output={tmp_path}/%a.log", *map(str, words))
     wait_for(lambda: not slurm.call("squeue", "--noheader", "--jobs", job, check=False).strip(), 120)
     assert [count_passes(tmp_path / f"run-{number}") for number in (0, 1)] == [2, 3]
@@ -136,16 +136,16 @@ def test_each_job_of_an_array_has_its_own_setting(slurm: SlurmCluster, place: Pa
 )
 def test_a_job_that_cannot_run_is_refused_before_the_fit(
     slurm: SlurmCluster,
-    place: Path,
+    digits: Path,
     tmp_path: Path,
-    read_logs: tuple[str, ...],
+    log_option: tuple[str, ...],
     words: tuple[str, ...],
     reported: str,
 ) -> None:
-    recipe = (RECIPES / "fit.sbatch", place / "job.toml", tmp_path / "run")
+    recipe = (RECIPES / "fit.sbatch", digits / "job.toml", tmp_path / "run")
     bare = {"PATH": "/usr/bin:/bin"}
     job = slurm.submit(
-        *SMALL[:2], *words, *read_logs, *map(str, recipe), **(bare if "--export=NONE" in words else {})
+        *SMALL[:2], *words, *log_option, *map(str, recipe), **(bare if "--export=NONE" in words else {})
     )
     assert wait_for_state(slurm, job, "FAILED", "COMPLETED")["ExitCode"] == "2:0"
     assert re.search(reported, (tmp_path / f"{job}.log").read_text())
@@ -164,13 +164,13 @@ def address() -> str:
 
 
 def test_a_job_survives_a_failed_node_and_ends_regularly(
-    slurm: SlurmCluster, place: Path, tmp_path: Path, read_logs: tuple[str, ...], address: str
+    slurm: SlurmCluster, digits: Path, tmp_path: Path, log_option: tuple[str, ...], address: str
 ) -> None:
     folder, run = tmp_path / "cluster", tmp_path / "run"
     recipe = (str(RECIPES / "cluster.sbatch"), str(folder))
-    refused = slurm.submit(*SMALL, *read_logs, *recipe, ADDRESS="127.0.0.1")
-    job = slurm.submit(*SMALL, *read_logs, *recipe, ADDRESS=address)
-    after = slurm.submit(f"--dependency=afterok:{job}", "--mem=100", *read_logs, "--wrap", "true")
+    refused = slurm.submit(*SMALL, *log_option, *recipe, ADDRESS="127.0.0.1")
+    job = slurm.submit(*SMALL, *log_option, *recipe, ADDRESS=address)
+    after = slurm.submit(f"--dependency=afterok:{job}", "--mem=100", *log_option, "--wrap", "true")
     file = folder / "scheduler.json"
     wait_for(lambda: file.exists() and file.stat().st_size, 120)
     assert "is a loopback address" in (tmp_path / f"{refused}.log").read_text()
@@ -179,7 +179,7 @@ def test_a_job_survives_a_failed_node_and_ends_regularly(
     with open_client(read_scheduler_address(None, file, 10), security) as client:
         client.wait_for_workers(2, timeout=120)
         client.run(exec, WITHOUT_REPORT)
-        long = load_job(place / "job.toml", settings=[f"job.out={run}", "model.max_iter=100000"])
+        long = load_job(digits / "job.toml", settings=[f"job.out={run}", "model.max_iter=100000"])
         submit_job(long, client=client)
         wait_for(lambda: count_passes(run) > 5, 120)
         slurm.kill_node(NODES[1])

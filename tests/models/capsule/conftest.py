@@ -16,7 +16,7 @@ P, CLASSES = 6, 3
 
 
 def make_case(architecture: str = "multiclass", nu: Any = 0.0, momentum: float = 0.0, **more: Any) -> Any:
-    """Return rows x, labels y, row weights (totals and counts per class), a learner em and its weights w."""
+    """Return rows x, labels y, row weights, their totals and counts per class, a learner em, weights W."""
     rng = np.random.Generator(np.random.Philox(5))
     members = build_members(architecture, CLASSES, 2)
     y = rng.integers(0, CLASSES, 90).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Members (models of some classes) that share a pass learn the same weights as separate fits."""
+"""Members (models of some classes) that share a pass learn the weights of separate fits, up to rounding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEDULE = [(0.7, 3), (0.3, 2), (0.0, 2)]
 NOISY_LABELS = np.where(np.arange(400) % 7 == 0, (Y + np.arange(400) // 7) % 10, Y).astype(np.int32)
 
 
-def _fit(
+def fit_em(
     members: Members, x: np.ndarray, y: np.ndarray, schedule: Any, device: str, passes: int
 ) -> CapsuleState:
     backend = make_backend(device)
@@ -59,30 +59,30 @@ def assert_close_fits(members: Members, state: CapsuleState, r: int, alone: Caps
 
 def test_all_vs_all_equals_its_45_binary_fits() -> None:
     members = build_members("all_vs_all", 10, 2)
-    state = _fit(members, X, NOISY_LABELS, SCHEDULE, "reference", 20)
+    state = fit_em(members, X, NOISY_LABELS, SCHEDULE, "reference", 20)
     binary = build_members("multiclass", 2, 2)
     assert members.n_members == 45
     for r, labels in enumerate(members.labels):
         own = labels[NOISY_LABELS] >= 0
-        alone = _fit(binary, X[own], labels[NOISY_LABELS[own]].astype(np.int32), SCHEDULE, "reference", 20)
+        alone = fit_em(binary, X[own], labels[NOISY_LABELS[own]].astype(np.int32), SCHEDULE, "reference", 20)
         assert_close_fits(members, state, r, alone)
     assert len(set(state.best_pass.tolist())) > 3  # Members have different best passes.
 
 
 def test_one_vs_all_equals_its_binary_fits() -> None:
     members = build_members("one_vs_all", 10, 2)
-    state = _fit(members, X, NOISY_LABELS, SCHEDULE, "reference", 20)
+    state = fit_em(members, X, NOISY_LABELS, SCHEDULE, "reference", 20)
     binary = build_members("multiclass", 2, 2)
     for c in range(10):
-        alone = _fit(binary, X, (c != NOISY_LABELS).astype(np.int32), SCHEDULE, "reference", 20)
+        alone = fit_em(binary, X, (c != NOISY_LABELS).astype(np.int32), SCHEDULE, "reference", 20)
         assert_close_fits(members, state, c, alone)
 
 
 @pytest.mark.parametrize("architecture", ["multiclass", "one_vs_all", "all_vs_all"])
 def test_the_numba_fit_follows_the_reference(architecture: str) -> None:
     members = build_members(architecture, 10, 2)
-    fast = _fit(members, X.astype("u1"), Y, None, "cpu", 4)
-    exact = _fit(members, X, Y, None, "reference", 4)
+    fast = fit_em(members, X.astype("u1"), Y, None, "cpu", 4)
+    exact = fit_em(members, X, Y, None, "reference", 4)
     # The products with the weights W are in float32, with a relative error of 6e-8 per number, over 4 passes.
     # Directions of constant pixels amplify this error in W, but not in the latents.
     h_fast, h_exact = X @ fast.w.T, X @ exact.w.T
@@ -107,7 +107,7 @@ def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture:
 
     members = build_members(architecture, 10, 2)
     if weights == "fitted":
-        w = _fit(members, X, Y, None, "reference", 2).w
+        w = fit_em(members, X, Y, None, "reference", 2).w
     else:  # Binary models with random weights are uncertain, so their votes are often close.
         w = np.random.Generator(np.random.Philox(1)).normal(size=(members.total_dim, 64)) * 0.02
     p = compute_scores(members, w, "probabilities")
@@ -135,7 +135,7 @@ def test_scores_are_distributions_and_follow_the_rule_of_the_paper(architecture:
     assert weights == "random" or (winner == Y).mean() > 0.9
 
 
-def test_latents_are_w_x_sorted_by_class() -> None:
+def test_latents_are_products_of_rows_and_weights() -> None:
     members = build_members("multiclass", 10, 3)
     w = np.random.Generator(np.random.Philox(1)).normal(size=(30, 64))
     h = compute_scores(members, w, "latents")

@@ -37,7 +37,7 @@ def make_inputs(members: Members, n: int, p: int, seed: int) -> tuple[Any, ...]:
     return w, x, y, rng.uniform(0, 3, n)
 
 
-def _run(
+def run_estep(
     device: str, members: Members, w: Any, x: Any, y: Any, weight: Any, nu: Any, train: bool
 ) -> tuple[Any, Any]:
     backend = make_backend(device)
@@ -52,8 +52,8 @@ def _run(
 def assert_close_sums(members: Members, n: int, p: int, nu: float, train: bool, seed: int) -> None:
     w, x, y, weight = make_inputs(members, n, p, seed)
     thresholds = np.full(members.n_members, nu)
-    exact, sums = _run("reference", members, w, x, y, weight, thresholds, train)
-    fast, fast_sums = _run("cpu", members, w, x, y, weight, thresholds, train)
+    exact, sums = run_estep("reference", members, w, x, y, weight, thresholds, train)
+    fast, fast_sums = run_estep("cpu", members, w, x, y, weight, thresholds, train)
     assert fast_sums.shape == (members.n_members, 3)
     flips = np.abs(fast_sums[:, 2] - sums[:, 2]).max(initial=0)
     # One row may have P(wrong class) / P(right class) = nu up to rounding, and be active in one result only.
@@ -100,9 +100,9 @@ def test_the_fused_body_equals_the_two_products(
     members = CASES[case]
     w, x, y, weight = make_inputs(members, 300, 25, 3)
     thresholds = np.full(members.n_members, nu)
-    fused, sums = _run("cpu", members, w, x, y, weight, thresholds, True)
+    fused, sums = run_estep("cpu", members, w, x, y, weight, thresholds, True)
     monkeypatch.setattr(tiles, "MAX_DIMS", 0)
-    products, other = _run("cpu", members, w, x, y, weight, thresholds, True)
+    products, other = run_estep("cpu", members, w, x, y, weight, thresholds, True)
     np.testing.assert_allclose(fused, products, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(sums, other, rtol=1e-6)
 
@@ -111,8 +111,8 @@ def test_members_may_have_different_thresholds() -> None:
     members = CASES["one_vs_all, D = 24"]
     w, x, y, weight = make_inputs(members, 300, 24, 4)
     nu = np.array([0.8, 0.4, 0.2, 0.0])
-    exact, sums = _run("reference", members, w, x, y, weight, nu, True)
-    fast, fast_sums = _run("cpu", members, w, x, y, weight, nu, True)
+    exact, sums = run_estep("reference", members, w, x, y, weight, nu, True)
+    fast, fast_sums = run_estep("cpu", members, w, x, y, weight, nu, True)
     np.testing.assert_array_equal(fast_sums[:, 2], sums[:, 2])
     assert (np.diff(sums[:, 2]) > 0).all()
     np.testing.assert_allclose(fast, exact, rtol=0, atol=2e-4)
@@ -126,7 +126,7 @@ def test_a_block_without_active_rows_changes_nothing(case: str) -> None:
     y = np.array([(h.reshape(10, -1) ** 2).sum(axis=1).argmax() for h in x @ w.T], dtype=np.int32)
     nu = np.array([1 - 1e-9])
     for device in ("reference", "cpu"):
-        delta, sums = _run(device, members, w, x, y, weight, nu, True)
+        delta, sums = run_estep(device, members, w, x, y, weight, nu, True)
         assert sums[0, 1:].tolist() == [0.0, 0.0]
         assert delta is None or not delta.any()
 
@@ -161,5 +161,5 @@ def test_a_bad_row_shows_in_the_sums(case: str, bad: float, nu: float) -> None:
     w, x, y, weight = make_inputs(members, 300, 25, 6)
     x[200, 3] = bad
     with np.errstate(all="ignore"):
-        _, sums = _run("cpu", members, w, x, y, weight + 0.1, np.full(1, nu), True)
+        _, sums = run_estep("cpu", members, w, x, y, weight + 0.1, np.full(1, nu), True)
     assert not np.isfinite(sums[0, 0])

@@ -25,7 +25,7 @@ DTYPES = ("u1", "i1", "u2", "i4", "i8", "f2", "f4", "f8", ">f4", "?")
 
 
 def make_two_sides(n: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return n rows of two classes on opposite sides of 0, which only an intercept can distinguish."""
+    """Return n rows of two classes on opposite sides of 0; models without intercept confuse the classes."""
     x = np.random.default_rng(seed).normal(size=(n, 3))
     return x, (x[:, 0] > 0).astype(int)
 
@@ -35,7 +35,7 @@ def make_three_groups(n: int = 300, seed: int = 1) -> tuple[np.ndarray, np.ndarr
     return (rng.normal(size=(n, 5)) + 2 * np.eye(5)[y]).astype("f4"), y
 
 
-# -- the map -------------------------------------------------------------------------------------------------
+# -- rows with an intercept ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -79,7 +79,7 @@ def test_moments_about_any_point_give_the_moments_about_the_mean() -> None:
     np.testing.assert_allclose(moment, exact, rtol=1e-9, atol=1e-9 * exact.max())
 
 
-# -- what it does --------------------------------------------------------------------------------------------
+# -- models with an intercept --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -93,7 +93,7 @@ def test_classes_on_opposite_sides_are_distinguished(algorithm: str) -> None:
 
 @pytest.mark.parametrize("projection", [None, 4])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_shift_of_the_rows_changes_nothing(algorithm: str, projection: int | None) -> None:
+def test_a_shift_of_the_rows_hardly_changes_predictions(algorithm: str, projection: int | None) -> None:
     x, y = make_three_groups()
     shift = np.array([1e5, -1e5, 1e4, 0.0, 3.0])
     options: dict[str, Any] = {"algorithm": algorithm, "random_state": 0, "n_jobs": 1, "capsule_dim": 2}
@@ -172,7 +172,7 @@ def test_rows_that_do_not_vary_are_refused() -> None:
 
 
 def test_a_class_of_zeros_is_learned() -> None:
-    """If all features of a class are 0, its capsule has only the direction of the constant column."""
+    """If all features of a class are 0, its centred rows are equal, so its capsule has one direction."""
     x, y = make_three_groups()
     x[y == 2] = 0.0
     model = sl.CapsuleRegression(capsule_dim=2, random_state=0, n_jobs=1).fit(x, y)
@@ -182,7 +182,7 @@ def test_a_class_of_zeros_is_learned() -> None:
 # -- the ridge -----------------------------------------------------------------------------------------------
 
 
-def test_the_default_ridge_counts_as_one_more_row() -> None:
+def test_the_default_ridge_is_a_mean_square_of_the_features() -> None:
     squares = np.array([4.0, 9.0, 1.0])
     np.testing.assert_allclose(choose_ridge(np.diag(squares * 50), 50.0, in_units=True), 4.0)
     np.testing.assert_allclose(choose_ridge(np.diag(squares * 50), 50.0, in_units=False), 14 / 3)
@@ -192,7 +192,7 @@ def test_the_default_ridge_counts_as_one_more_row() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
-def test_the_units_of_features_do_not_change_the_result(scale: float) -> None:
+def test_the_units_of_features_do_not_lower_the_score(scale: float) -> None:
     (x, y), (other, right) = make_three_groups(), make_three_groups(300, 2)
     units = np.where(np.arange(5) % 2 == 0, scale, 1.0)
     plain, scaled = (

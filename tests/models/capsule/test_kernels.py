@@ -1,4 +1,4 @@
-"""Kernels equal the reference kernels (numpy, float64) for many shapes, architectures and thresholds."""
+"""The numba E-step equals the reference (numpy, float64) for many shapes, architectures and thresholds."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ def spread_residuals(h: np.ndarray, active: np.ndarray | None) -> np.ndarray:
     return out
 
 
-def _run(
-    body: Any, h: np.ndarray, dtype: type, *rest: Any
+def run_kernel(
+    kernel_function: Any, h: np.ndarray, dtype: type, *rest: Any
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
     h = h.astype(dtype)
-    active, sums = body(h, *rest)
+    active, sums = kernel_function(h, *rest)
     return spread_residuals(h, active), active, sums
 
 
-def _check(members: Members, n: int, nu: float, seed: int) -> None:
+def assert_kernels_agree(members: Members, n: int, nu: float, seed: int) -> None:
     h, y, weight, dims, labels, table = make_inputs(members, n, seed)
     thresholds = np.full(len(dims), nu)
-    exact, rows, sums = _run(reference.residuals, h, np.float64, y, weight, dims, labels, thresholds)
-    fast, fast_rows, fast_sums = _run(
+    exact, rows, sums = run_kernel(reference.residuals, h, np.float64, y, weight, dims, labels, thresholds)
+    fast, fast_rows, fast_sums = run_kernel(
         cpu.residuals, h, np.float32, y, weight, dims, labels, thresholds, table
     )
     if nu > 0:
@@ -84,7 +84,7 @@ def _check(members: Members, n: int, nu: float, seed: int) -> None:
 @pytest.mark.parametrize("n", ROWS)
 @pytest.mark.parametrize("case", CASES)
 def test_numba_equals_reference(case: str, n: int, nu: float) -> None:
-    _check(CASES[case], n, nu, seed=n)
+    assert_kernels_agree(CASES[case], n, nu, seed=n)
 
 
 @given(
@@ -96,8 +96,8 @@ def test_numba_equals_reference(case: str, n: int, nu: float) -> None:
 def test_numba_equals_reference_at_random(case: str, n: int, nu: float, seed: int) -> None:
     h, y, weight, dims, labels, table = make_inputs(CASES[case], n, seed)
     thresholds = np.full(len(dims), nu)
-    exact, _, sums = _run(reference.residuals, h, np.float64, y, weight, dims, labels, thresholds)
-    fast, _, fast_sums = _run(cpu.residuals, h, np.float32, y, weight, dims, labels, thresholds, table)
+    exact, _, sums = run_kernel(reference.residuals, h, np.float64, y, weight, dims, labels, thresholds)
+    fast, _, fast_sums = run_kernel(cpu.residuals, h, np.float32, y, weight, dims, labels, thresholds, table)
     # A row with P(wrong class) / P(right class) = nu up to rounding may have residuals in one result only.
     # Compare the rows that have residuals in both results.
     both = (exact != 0) & (fast != 0)
@@ -112,8 +112,8 @@ def test_members_may_have_different_thresholds() -> None:
     """
     h, y, weight, dims, labels, table = make_inputs(CASES["one_vs_all"], 500, 1)
     nu = np.array([0.8, 0.4, 0.2, 0.0])
-    exact, rows, sums = _run(reference.residuals, h, np.float64, y, weight, dims, labels, nu)
-    fast, fast_rows, fast_sums = _run(cpu.residuals, h, np.float32, y, weight, dims, labels, nu, table)
+    exact, rows, sums = run_kernel(reference.residuals, h, np.float64, y, weight, dims, labels, nu)
+    fast, fast_rows, fast_sums = run_kernel(cpu.residuals, h, np.float32, y, weight, dims, labels, nu, table)
     np.testing.assert_array_equal(fast_rows, rows)
     np.testing.assert_allclose(fast, exact, rtol=5e-6, atol=5e-6)
     np.testing.assert_array_equal(fast_sums[:, 2], sums[:, 2])
@@ -121,15 +121,15 @@ def test_members_may_have_different_thresholds() -> None:
     assert (np.diff(sums[:, 2]) > 0).all()
 
 
-@pytest.mark.parametrize("body", ["reference", "numba"])
+@pytest.mark.parametrize("backend", ["reference", "numba"])
 @pytest.mark.parametrize("case", ["multiclass d=2", "one_vs_all"])
-def test_inactive_rows_change_nothing(body: str, case: str) -> None:
+def test_inactive_rows_change_nothing(backend: str, case: str) -> None:
     members = CASES[case]
     h, y, weight, dims, labels, table = make_inputs(members, 300, 4)
-    run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
-    dtype = {"reference": np.float64, "numba": np.float32}[body]
+    run = {"reference": reference.residuals, "numba": cpu.residuals}[backend]
+    dtype = {"reference": np.float64, "numba": np.float32}[backend]
     nu = 0.6
-    dense, active, sums = _run(run, h, dtype, y, weight, dims, labels, np.full(len(dims), nu), table)
+    dense, active, sums = run_kernel(run, h, dtype, y, weight, dims, labels, np.full(len(dims), nu), table)
     start = 0
     for r, sizes in enumerate(dims):
         stop = start + sizes.sum()
@@ -146,12 +146,12 @@ def test_inactive_rows_change_nothing(body: str, case: str) -> None:
     assert (np.diff(active) > 0).all()
 
 
-@pytest.mark.parametrize("body", ["reference", "numba"])
+@pytest.mark.parametrize("backend", ["reference", "numba"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_tie_goes_to_the_first_class(body: str, seed: int) -> None:
+def test_a_tie_goes_to_the_first_class(backend: str, seed: int) -> None:
     """Capsules 1 and 2 are equally long. Class 1 is predicted, so rows of other classes are errors."""
-    run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
-    dtype = {"reference": np.float64, "numba": np.float32}[body]
+    run = {"reference": reference.residuals, "numba": cpu.residuals}[backend]
+    dtype = {"reference": np.float64, "numba": np.float32}[backend]
     rng = np.random.Generator(np.random.Philox(seed))
     lengths = rng.uniform(0.01, 9, 400).astype(np.float32)
     small = (lengths * rng.uniform(0, 0.5, 400)).astype(np.float32)
@@ -162,15 +162,15 @@ def test_a_tie_goes_to_the_first_class(body: str, seed: int) -> None:
         assert run(h.astype(dtype), *args)[1][0, 1] == expected
 
 
-@pytest.mark.parametrize("body", ["reference", "numba"])
+@pytest.mark.parametrize("backend", ["reference", "numba"])
 @pytest.mark.parametrize("nu", [0.0, 0.5])
-def test_rows_of_zeros_have_zero_residuals_and_the_largest_capsule_wins(body: str, nu: float) -> None:
-    run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
-    dtype = {"reference": np.float64, "numba": np.float32}[body]
+def test_rows_of_zeros_have_zero_residuals_and_the_largest_capsule_wins(backend: str, nu: float) -> None:
+    run = {"reference": reference.residuals, "numba": cpu.residuals}[backend]
+    dtype = {"reference": np.float64, "numba": np.float32}[backend]
     members = CASES["multiclass, unequal"]
     h, y = np.zeros((7, 300)), (np.arange(300) % 3).astype(np.int32)
     with np.errstate(all="raise"):
-        dense, _, sums = _run(
+        dense, _, sums = run_kernel(
             run, h, dtype, y, np.ones(300), members.dims, members.labels, np.full(1, nu), squash_table(7)
         )
     assert not dense.any()
@@ -182,31 +182,31 @@ def test_rows_of_zeros_have_zero_residuals_and_the_largest_capsule_wins(body: st
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e38])
 @pytest.mark.parametrize("nu", [0.0, 0.5])
-@pytest.mark.parametrize("body", ["reference", "numba"])
-def test_a_bad_row_is_visible_and_changes_no_other_row(body: str, nu: float, bad: float) -> None:
-    run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
-    dtype = {"reference": np.float64, "numba": np.float32}[body]
+@pytest.mark.parametrize("backend", ["reference", "numba"])
+def test_a_bad_row_is_visible_and_changes_no_other_row(backend: str, nu: float, bad: float) -> None:
+    run = {"reference": reference.residuals, "numba": cpu.residuals}[backend]
+    dtype = {"reference": np.float64, "numba": np.float32}[backend]
     h, y, weight, dims, labels, table = make_inputs(CASES["multiclass d=2"], 600, 7)
     weight += 0.1
     args = (y, weight, dims, labels, np.full(1, nu), table)
     with np.errstate(all="ignore"):
-        clean = _run(run, h, dtype, *args)[0]
+        clean = run_kernel(run, h, dtype, *args)[0]
         h[3, 301] = bad
-        dense, _, sums = _run(run, h, dtype, *args)
-    if abs(bad) != 1e38 or body == "numba":  # 1e38**2 is finite only in float64.
+        dense, _, sums = run_kernel(run, h, dtype, *args)
+    if abs(bad) != 1e38 or backend == "numba":  # 1e38**2 is finite only in float64.
         assert not np.isfinite(sums[0, 0])
     rest = np.arange(600) != 301
     np.testing.assert_array_equal(dense[:, rest], clean[:, rest])
 
 
-@pytest.mark.parametrize("body", ["reference", "numba"])
-def test_weights_scale_sums_and_residuals(body: str) -> None:
-    run = {"reference": reference.residuals, "numba": cpu.residuals}[body]
-    dtype = {"reference": np.float64, "numba": np.float32}[body]
+@pytest.mark.parametrize("backend", ["reference", "numba"])
+def test_weights_scale_sums_and_residuals(backend: str) -> None:
+    run = {"reference": reference.residuals, "numba": cpu.residuals}[backend]
+    dtype = {"reference": np.float64, "numba": np.float32}[backend]
     h, y, _, dims, labels, table = make_inputs(CASES["multiclass d=2"], 257, 9)
-    one = _run(run, h, dtype, y, np.ones(257), dims, labels, np.zeros(1), table)
-    four = _run(run, h, dtype, y, np.full(257, 4.0), dims, labels, np.zeros(1), table)
-    none = _run(run, h, dtype, y, np.zeros(257), dims, labels, np.zeros(1), table)
+    one = run_kernel(run, h, dtype, y, np.ones(257), dims, labels, np.zeros(1), table)
+    four = run_kernel(run, h, dtype, y, np.full(257, 4.0), dims, labels, np.zeros(1), table)
+    none = run_kernel(run, h, dtype, y, np.zeros(257), dims, labels, np.zeros(1), table)
     np.testing.assert_array_equal(four[0], 4 * one[0])  # A product with a power of two is exact.
     np.testing.assert_array_equal(four[2][:, :2], 4 * one[2][:, :2])
     assert not none[0].any()

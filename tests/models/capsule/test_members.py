@@ -82,7 +82,7 @@ def test_dimensions_that_do_not_fit_the_classes_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"architecture": "multi"}, "architecture='multi' is not one of None, 'multiclass', 'one_vs_all'"),
         ({"capsule_dim": 0}, "whole numbers of at least 1"),
@@ -95,7 +95,7 @@ def test_dimensions_that_do_not_fit_the_classes_are_refused(
     ],
 )
 def test_bad_architectures_and_dimensions_are_refused_before_a_fit(
-    given: dict[str, Any], message: str
+    arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message.replace("[", r"\[")):
-        CapsuleRegression(**given).fit(np.eye(6), np.arange(6) % 3)
+        CapsuleRegression(**arguments).fit(np.eye(6), np.arange(6) % 3)

@@ -1,4 +1,4 @@
-"""Steps of the online learners of capsule regression equal direct computations of their formulas."""
+"""Stepwise EM of capsule regression: steps equal direct computations, and rounds end by the schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fits are good for rows that span few directions, and for features in different units."""
+"""Capsule regression has few errors for rows that span few directions, and for features in any units."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_directions_without_rows_of_a_class_have_zero_weights() -> None:
 
 
 @pytest.mark.parametrize("factor", [1e-9, 1e-3, 1e6, 1e9])
-def test_a_useless_column_in_large_units_does_not_raise_the_error(factor: float) -> None:
+def test_a_useless_column_in_other_units_does_not_raise_the_error(factor: float) -> None:
     rng, y = np.random.default_rng(6), np.arange(600) % 3
     x = rng.normal(size=(600, 8)) + 2.0 * (y[:, None] == np.arange(8) % 3)
     errors = {}

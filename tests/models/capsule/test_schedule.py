@@ -1,6 +1,6 @@
 """Rounds (passes with one threshold nu) begin and end by the schedule, and the best weights are kept.
 
-No rows are read: each test supplies the error rates that passes would measure.
+Most tests read no rows: they supply the error rates that passes would measure.
 """
 
 from __future__ import annotations

@@ -130,8 +130,8 @@ def test_table_cannot_be_changed() -> None:
 def test_the_complement_of_lambda0_is_better_than_float32_up_to_very_long_capsules(dimension: int) -> None:
     """1 - lambda0(|h|^2 / 2) keeps the 24 bits of float32 latents h up to |h|^2 = 1e8 D.
 
-    D is the number of latents. The probability of a class that is not the longest capsule depends on the
-    difference 1 - lambda0, which is small for long rows.
+    D is the number of latents. The probability of a class whose capsule is not the longest depends on
+    1 - lambda0, which is small for long rows.
     """
     s, rng = dimension / 2, np.random.default_rng(dimension)
     b = s * 10 ** rng.uniform(-3, 8, 2000)

@@ -94,7 +94,7 @@ def test_losses_are_log_losses() -> None:
     )
 
 
-def test_the_chosen_temperature_is_between_the_tried_ones() -> None:
+def test_the_chosen_temperature_may_be_between_the_tried_ones() -> None:
     best = 0.31
     assert choose_temperature(TEMPERATURES, np.log(TEMPERATURES / best) ** 2) == pytest.approx(best, rel=1e-6)
     assert choose_temperature(TEMPERATURES, TEMPERATURES) == TEMPERATURES[0]

@@ -1,4 +1,4 @@
-"""The numba kernels for inference in RBMs equal the reference for any shapes, weights and batches."""
+"""The numba kernels for inference in RBMs equal the reference for many shapes, weights and batches."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_kernels_equal_the_reference(name: str, seed: int, v: int, h: int, rows:
 
 @pytest.mark.parametrize("largest", [5.0, 10.0, 12.0, 20.0, 39.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_large_weights_keep_small_beliefs(largest: float, seed: int) -> None:
-    """Beliefs P(unit = 1) near 0 and 1 are accurate, because kernels store P(unit = 1) and P(unit = 0).
+def test_large_weights_give_accurate_beliefs(largest: float, seed: int) -> None:
+    """Beliefs P(unit = 1) near 0 and 1 are accurate, and products of messages do not overflow or become 0.
 
-    Products of messages stay in the range of float32.
+    The kernels store also P(unit = 0), because 1 - P(unit = 1) would lose a small probability in float32.
     """
     w, bv, bh = draw(seed, 60, 40, 3, largest, undecided=False)
     found, want = (run(backend, "sum_product", w, bv, bh, 10) for backend in ("numba", "reference"))
@@ -133,7 +133,7 @@ def test_pairs_of_a_split_batch_equal_those_of_the_whole() -> None:
 
 @pytest.mark.parametrize("tol", [None, 1e-3])
 def test_inference_on_a_large_graph_takes_the_planned_memory(tol: float | None) -> None:
-    """Inference stores two matrices of the size of W, exp(W) and messages, and less than four in total."""
+    """Inference stores exp(W) and messages, both of the size of W, and uses less than four times the size."""
     v, h = 2000, 512
     rng = np.random.default_rng(0)
     w, bv, bh = (rng.normal(size=shape).astype("f4") for shape in ((v, h), (1, v), (1, h)))
@@ -170,7 +170,7 @@ def test_inconsistent_shapes_are_refused(backend: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 41.0])
-def test_weights_beyond_float32_are_refused(bad: float) -> None:
+def test_weights_above_40_and_values_that_are_not_finite_are_refused(bad: float) -> None:
     w, bv, bh = draw(4, 4, 3, 2, 1.0)
     w[1, 1] = bad
     with pytest.raises(WeightError, match=r"lower the learning rate"):
@@ -182,7 +182,7 @@ def test_weights_beyond_float32_are_refused(bad: float) -> None:
                 run("numba", name, np.ones((4, 3)), bv, bh, 3)
 
 
-def test_every_kernel_has_its_bodies() -> None:
+def test_every_kernel_has_callable_functions() -> None:
     for name, bodies in KERNELS.items():
         for backend in bodies:
             if backend != "cupy":

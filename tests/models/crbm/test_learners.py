@@ -1,4 +1,4 @@
-"""Gradients of all learners equal slopes of exact likelihoods and losses, for split batches and CSR rows."""
+"""Gradients equal slopes of exact likelihoods and losses; split batches and CSR rows give equal gradients."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_gradient_of_long_gibbs_chains_is_the_slope_of_the_exact_likelihood(
 @pytest.mark.parametrize("shape", [CrbmShape(4, 1, 3), CrbmShape(4, 1, 0)], ids=str)
 @pytest.mark.parametrize(("name", "joint"), [("mssvm", False), ("lssvm", True)])
 def test_margin_learners_descend_their_loss(shape: CrbmShape, name: str, joint: bool) -> None:
-    """Gradients are slopes of the margin loss, whose best states the test finds by enumeration."""
+    """Gradients are negative slopes of the margin loss, whose best states the test finds by enumeration."""
     theta, rows = make_theta(shape, seed=4), make_rows(shape, 4)
 
     def loss(flat: np.ndarray) -> float:
@@ -169,7 +169,7 @@ def test_the_perceptron_gradient_is_zero_if_no_better_state_is_found() -> None:
     assert gradient(learner, theta, wrong).any()
 
 
-def test_the_search_finds_states_of_least_free_energy() -> None:
+def test_the_search_mostly_finds_states_of_least_free_energy() -> None:
     shape, n = CrbmShape(6, 4, 0), 200
     rng = np.random.default_rng(5)
     theta = shape.split(make_theta(shape, scale=1.5))
@@ -188,7 +188,7 @@ def test_the_search_finds_states_of_least_free_energy() -> None:
     least = np.max([negated(np.tile(v, (n, 1))) for v in list_states(6)], axis=0)
     assert (energy <= least + 1e-12).all()
     assert np.isclose(energy, least).mean() > 0.9
-    # Few rows start in their best state, so the search had to find it.
+    # Less than 30 % of the rows start in a best state, so the search had to find it.
     assert np.isclose(negated(start), least).mean() < 0.3
 
 

@@ -1,4 +1,4 @@
-"""Steps of conditional RBMs follow their formulas, and validation errors set learning rates and the end."""
+"""Steps of conditional RBMs follow formulas; validation errors set the learning rate and the end of a fit."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_sweeps_grow_with_the_epoch_as_in_the_paper() -> None:
 
 @pytest.mark.parametrize("bad", [41.0, np.nan, -np.inf])
 @pytest.mark.parametrize("local", [0, 2])
-def test_weights_beyond_float32_end_the_fit_with_a_recommended_rate(bad: float, local: int) -> None:
+def test_weights_above_40_or_not_finite_end_the_fit_with_a_recommended_rate(bad: float, local: int) -> None:
     learner = make_learner(SHAPE, "mle-bp", rates=np.array([0.05]), local_steps=local)
     state = replace(learner.start(make_theta(SHAPE)), iteration=3, steps=70)
     stats = Stats.zeros(learner.layout())
@@ -201,7 +201,7 @@ def test_without_hidden_units_weights_may_be_large() -> None:
         learner.step(learner.start(make_theta(shape)), stats, 8)
 
 
-def test_local_steps_beyond_float32_end_the_fit() -> None:
+def test_local_steps_that_diverge_end_the_fit() -> None:
     learner = make_learner(SHAPE, "mle-bp", rates=np.array([1e6]), local_steps=4, chain_rows=2)
     state = learner.start(make_theta(SHAPE))
     with pytest.raises(DivergenceError, match="epoch 1, step 1, at learning_rate=1e\\+06"):
@@ -226,7 +226,7 @@ def test_scoring_counts_changed_units_of_binary_rows() -> None:
     learner = make_learner(shape, "mle-bp")
     rows = make_rows(shape, 2)
     params = shape.split(theta := np.zeros(shape.n_parameters, np.float32))
-    params.bv[...] = 5.0  # The bias turns every unit on.
+    params.bv[...] = 5.0  # This bias turns every visible unit on.
     v = np.array([[1, 1, 0], [1, 0, 1]], np.uint8)
     x = np.array([[1, 0, 0], [1, 1, 1]], np.uint8)
     from scalelatent.engine.backend import make_backend

@@ -127,7 +127,7 @@ def test_a_step_along_a_difference_of_outer_products_equals_numpy(momentum, deca
 
 @pytest.mark.parametrize("units", [1, 511, 512, 513, 1030])
 def test_the_log_loss_of_units_equals_float64(units, implementation):
-    """The log-loss is right even if float32 rounds P(unit = 1) to 0, 1 or 0.5."""
+    """The log-loss is right even for log odds of 0, and of 70, whose P(unit = 1) float32 rounds to 1."""
     rng = np.random.default_rng(units)
     lv, v = 9 * draw_normal(rng, 3, units), rng.integers(0, 2, (3, units)).astype("f4")
     lv[0], lv[1, ::2], lv[1, 1::2] = 0.0, 70.0, -70.0
@@ -146,16 +146,16 @@ def test_ascend_phase_steps_along_the_gradient_of_the_phase(paired, momentum, de
     v, seen = draw_normal(rng, rows, 30), Observed(draw_normal(rng, rows, 26), None)
     theta = draw_normal(rng, shape.n_parameters)
     velocity = draw_normal(rng, len(theta)) if momentum else np.zeros(0, np.float32)
-    pace, ways = StepRates(0.2, decay, momentum), []
+    step_rates, steps = StepRates(0.2, decay, momentum), []
     for _ in range(2):
         new = theta.copy(), velocity.copy()
-        ways.append(StepArrays(*new, *new))
-    ascend(ways[1], compute_gradient(shape, backend, theta, seen, v, phase), shape.n_weights, pace)
+        steps.append(StepArrays(*new, *new))
+    ascend(steps[1], compute_gradient(shape, backend, theta, seen, v, phase), shape.n_weights, step_rates)
     # The step must not call the function that stores the whole gradient.
     monkeypatch.delattr(gradient, "compute_gradient")
-    ascend_phase(shape, backend, ways[0], seen, v, phase, pace)
-    assert_allclose(ways[0].new_theta, ways[1].new_theta, rtol=0, atol=1e-5)
-    assert_allclose(ways[0].new_velocity, ways[1].new_velocity, rtol=0, atol=1e-5)
+    ascend_phase(shape, backend, steps[0], seen, v, phase, step_rates)
+    assert_allclose(steps[0].new_theta, steps[1].new_theta, rtol=0, atol=1e-5)
+    assert_allclose(steps[0].new_velocity, steps[1].new_velocity, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.01), (0.9, 0.01), (0.0, 0.0)])
@@ -169,18 +169,18 @@ def test_a_step_along_an_outer_product_equals_numpy(rows, units, features, momen
     )
     velocity = draw_normal(rng, *theta.shape) if momentum else np.zeros((0, features), np.float32)
     before = theta.copy(), velocity.copy()
-    way = StepArrays(theta, velocity, np.full_like(theta, np.nan), np.full_like(velocity, np.nan))
-    ascend_outer(way, left, right, StepRates(0.1, decay, momentum))
+    step = StepArrays(theta, velocity, np.full_like(theta, np.nan), np.full_like(velocity, np.nan))
+    ascend_outer(step, left, right, StepRates(0.1, decay, momentum))
     move = 0.1 * left.astype("f8").T @ right.astype("f8") - decay * theta
     if momentum:
         move += momentum * velocity
-        assert_allclose(way.new_velocity, move, rtol=0, atol=2e-5)
-    assert_allclose(way.new_theta, theta + move, rtol=0, atol=2e-5)
+        assert_allclose(step.new_velocity, move, rtol=0, atol=2e-5)
+    assert_allclose(step.new_theta, theta + move, rtol=0, atol=2e-5)
     np.testing.assert_array_equal(theta, before[0])
     np.testing.assert_array_equal(velocity, before[1])
     ascend_outer(StepArrays(theta, velocity, theta, velocity), left, right, StepRates(0.1, decay, momentum))
-    np.testing.assert_array_equal(theta, way.new_theta)
-    np.testing.assert_array_equal(velocity, way.new_velocity)
+    np.testing.assert_array_equal(theta, step.new_theta)
+    np.testing.assert_array_equal(velocity, step.new_velocity)
 
 
 def test_ascend_outer_without_momentum_and_decay_has_the_bits_of_a_step_with_both_zero(implementation):
@@ -188,10 +188,10 @@ def test_ascend_outer_without_momentum_and_decay_has_the_bits_of_a_step_with_bot
     rng = np.random.default_rng(4)
     left, right, theta = draw_normal(rng, 20, 70), draw_normal(rng, 20, 100), draw_normal(rng, 70, 100)
     none, still = np.zeros((0, 100), np.float32), np.zeros_like(theta)
-    ways = [StepArrays(theta, v, np.empty_like(theta), v.copy()) for v in (none, still)]
-    for way in ways:
-        ascend_outer(way, left, right, StepRates(0.1, 0.0, 0.0))
-    np.testing.assert_array_equal(ways[0].new_theta, ways[1].new_theta)
+    steps = [StepArrays(theta, v, np.empty_like(theta), v.copy()) for v in (none, still)]
+    for step in steps:
+        ascend_outer(step, left, right, StepRates(0.1, 0.0, 0.0))
+    np.testing.assert_array_equal(steps[0].new_theta, steps[1].new_theta)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
@@ -202,12 +202,12 @@ def test_a_step_from_factors_equals_a_step_from_their_products(momentum, n_hidde
     factors = {name: rng.normal(size=size) for name, size in sizes.items()}
     theta = draw_normal(rng, shape.n_parameters)
     velocity = draw_normal(rng, len(theta)) if momentum else np.zeros(0, np.float32)
-    ways = [StepArrays(theta, velocity, np.empty_like(theta), np.empty_like(velocity)) for _ in range(2)]
-    pace = StepRates(0.2, 0.05, momentum)
-    ascend_factors(shape, ways[0], *factors.values(), pace)
-    ascend(ways[1], gradient_of_factors(factors), shape.n_weights, pace)
-    assert_allclose(ways[0].new_theta, ways[1].new_theta, rtol=0, atol=1e-5)
-    assert_allclose(ways[0].new_velocity, ways[1].new_velocity, rtol=0, atol=1e-5)
+    steps = [StepArrays(theta, velocity, np.empty_like(theta), np.empty_like(velocity)) for _ in range(2)]
+    step_rates = StepRates(0.2, 0.05, momentum)
+    ascend_factors(shape, steps[0], *factors.values(), step_rates)
+    ascend(steps[1], gradient_of_factors(factors), shape.n_weights, step_rates)
+    assert_allclose(steps[0].new_theta, steps[1].new_theta, rtol=0, atol=1e-5)
+    assert_allclose(steps[0].new_velocity, steps[1].new_velocity, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -216,12 +216,12 @@ def test_decay_far_below_the_rounding_of_parameters_is_not_lost(momentum, implem
     rng, n = np.random.default_rng(3), 400
     theta = np.full((n, n), 0.1, np.float32)
     velocity = np.zeros_like(theta) if momentum else np.zeros((0, n), np.float32)
-    way = StepArrays(theta, velocity, np.empty_like(theta), np.empty_like(velocity))
+    step = StepArrays(theta, velocity, np.empty_like(theta), np.empty_like(velocity))
     left, right = draw_normal(rng, 4, n), draw_normal(rng, 4, n)
-    ascend_outer(way, left, right, StepRates(1e-7, 3e-8, momentum))
+    ascend_outer(step, left, right, StepRates(1e-7, 3e-8, momentum))
     noise = 1e-7 * left.astype("f8").T @ right.astype("f8")
     # Parameters are rounded to 7e-9, so the mean of 160,000 has an error of 1e-11.
-    assert abs((way.new_theta - theta.astype("f8") - noise).mean() + 3e-9) < 3e-10
+    assert abs((step.new_theta - theta.astype("f8") - noise).mean() + 3e-9) < 3e-10
 
 
 def test_the_logits_of_a_row_do_not_depend_on_other_rows():

@@ -1,4 +1,4 @@
-"""Random inputs of the hcn kernels, and slow direct computations that the kernels must agree with."""
+"""Random inputs of HCN kernels, slow computations that kernels must agree with, and learning in loops."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def draw_sweep(
     image: tuple[int, int, int],
     window: tuple[int, int],
     n_features: int,
-    place: float = -300,
+    mean_belief: float = -300,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return random evidence (some pixels missing), orders of pixels, and beliefs S and W, in 1/256 nat.
 
-    S are bits: a feature is at a position; the mean of their beliefs is ``place``. W are bits: a pixel of a
-    feature is on.
+    S are bits: a feature is at a position; their beliefs are normal with mean ``mean_belief``. W are bits: a
+    pixel of a feature is on.
     """
     rng = np.random.default_rng(seed)
     n_channels, height, width = image
@@ -67,7 +67,7 @@ def draw_sweep(
     evidence = np.where(rng.random(pixels) < 0.3, 1300, -1100) * (rng.random(pixels) > 0.1)
     n = images * n_channels * height * width
     order = np.stack([rng.permutation(n) for _ in range(chains)])
-    s = rng.normal(place, 300, size=(chains, images, height - h + 1, width - w + 1, n_features))
+    s = rng.normal(mean_belief, 300, size=(chains, images, height - h + 1, width - w + 1, n_features))
     weights = rng.normal(-150, 300, size=(chains, n_channels, h, w, n_features))
     return (
         evidence.astype("i4"), order.astype("i4"), np.rint(s).astype("i4"), np.rint(weights).astype("i4")

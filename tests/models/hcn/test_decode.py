@@ -37,7 +37,7 @@ def make_block(x: np.ndarray) -> Block:
     return Block(x.reshape(len(x), -1), None, None, 0)
 
 
-def test_the_true_places_of_features_are_found(decoder) -> None:
+def test_the_true_positions_of_features_are_found(decoder) -> None:
     x, truth = LETTERS.rows(0, N)[0], LETTERS.truth(0, N)
     want = np.zeros((N, *decoder.layer.places), np.uint8)
     for n in range(N):

@@ -80,7 +80,7 @@ def test_chosen_pools_are_saved_and_kept(digits: Any, tmp_path: Any) -> None:
     assert_array_equal(warm.pools_[0], digits.pools_[0])
 
 
-def test_validation_rows_choose_the_pools() -> None:
+def test_the_last_validation_error_is_that_of_the_fitted_network() -> None:
     x, y = load_binary_digits()
     m = make_network().fit(x[:300], y[:300], validation=(x[300:400], y[300:400]))
     assert m.history_[-1]["validation_error"] == pytest.approx(1 - m.score(x[300:400], y[300:400]))

@@ -1,4 +1,4 @@
-"""A one-layer network has the same bits with any number of threads, from disk, and after an interruption."""
+"""One-layer networks learn features, have the same bits with any number of threads, and refuse bad input."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_one_leaf_is_written_at_intervals_of_time(monkeypatch: pytest.MonkeyPatc
     assert_same(once, each)
 
 
-def test_a_fit_resumes_in_the_middle_of_a_visit(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_batch_fit_resumes_in_the_middle_of_a_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     options: dict[str, Any] = {"engine": {"leaf_rows": 20}, "run_dir": tmp_path / "run"}
     params = {"online": False, "n_epochs": 4, "damping": 0.5, "n_jobs": 1}
     visit, visits = BatchFeatureLearner.visit, []

@@ -1,4 +1,4 @@
-"""Online learning of features forgets old evidence (log odds of pixels) and sums parallel minibatches."""
+"""Online learning of features forgets some old evidence per minibatch, and sums parallel minibatches."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_steps_forget_for_each_minibatch() -> None:
         check_forgetting(step_that_forgets_once)
 
 
-def check_weight(step: Callable[..., EvidenceState]) -> None:
+def check_parallel_minibatches(step: Callable[..., EvidenceState]) -> None:
     """Check that parallel minibatches change beliefs (log odds) like the same minibatches one by one."""
     learner, _ = make_learner(0.9)
     state, evidence = learner.start(), 3.0
@@ -101,9 +101,9 @@ def step_that_only_adds(
 
 
 def test_parallel_chains_have_the_weight_of_serial_minibatches() -> None:
-    check_weight(OnlineFeatureLearner.step)
+    check_parallel_minibatches(OnlineFeatureLearner.step)
     with pytest.raises(AssertionError):
-        check_weight(step_that_only_adds)
+        check_parallel_minibatches(step_that_only_adds)
 
 
 def test_without_forgetting_evidence_adds_up() -> None:

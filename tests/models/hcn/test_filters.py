@@ -1,4 +1,4 @@
-"""The numba filters that find edges in grey images equal numpy, and edges have the right direction."""
+"""Filters by numba find the same edges in grey images as those in numpy, with the right directions."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_edges_equal_the_reference(n: int, size: int, shape: tuple[int, int, int
 
 @pytest.mark.parametrize("size", [3, 7])
 @pytest.mark.parametrize("direction", range(16))
-def test_only_the_filter_of_the_edges_direction_is_on(size: int, direction: int) -> None:
-    """The image is bright on one side of a straight edge, for all directions of the edge."""
+def test_the_filter_of_the_edges_direction_is_on_most_often(size: int, direction: int) -> None:
+    """The image is bright on one side of a straight edge, which has one of 16 directions."""
     angle = 2 * np.pi * direction / 16
     y, x = np.indices((21, 21)) - 10
     # The grey value of a pixel is the share of its area that is bright.
@@ -46,7 +46,7 @@ def test_only_the_filter_of_the_edges_direction_is_on(size: int, direction: int)
 
 
 @pytest.mark.parametrize(("least", "how"), [(MIN_STEP, ()), (16, (16,))])
-def test_a_step_has_the_size_of_its_grey_levels(least: int, how: tuple[int, ...]) -> None:
+def test_only_steps_of_the_least_size_are_edges(least: int, how: tuple[int, ...]) -> None:
     images = np.zeros((2, 9, 9), np.uint8)
     images[0, :, 5:], images[1, :, 5:] = least, least - 1
     found = OrientedFilters(16, 3, *how).find_edges(images)

@@ -1,4 +1,4 @@
-"""Templates (patterns of classes) start from images of their class and learn from the rows assigned."""
+"""Templates (patterns of classes) start from images of their class, and learn from rows assigned to them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def learn_beliefs(net: Hierarchy, images: Any, numbers: list[int], passes: int =
 
 
 def test_a_template_is_the_evidence_of_its_image() -> None:
-    """A template (pattern of a class) that starts from an image has weights where evidence exceeds the prior.
+    """A template (pattern of a class) from an image has weights where evidence + prior log odds is above 0.
 
     Its score for that image is the sum of the evidence at these weights.
     """

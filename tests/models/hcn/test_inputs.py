@@ -1,4 +1,4 @@
-"""Networks accept images of all types (lists, dask arrays, NaN, masks), and can write outputs as datasets."""
+"""Networks accept images as lists, memmaps and dask arrays, also with NaN, and write outputs as datasets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS = {"p01": 1e-2, "p10": 1e-2, "p_sparsity": 1e-2, "n_epochs": 6, "random_
 
 
 def draw_images(n: int) -> np.ndarray:
-    """Return n images, each with two of three features at random positions and 2 % flipped pixels."""
+    """Return n images with 2 % of pixels on, where two random features of three flip pixels anywhere."""
     rng = np.random.default_rng(0)
     features = np.array([[[1, 1], [1, 0], [1, 0]], [[0, 1], [1, 1], [0, 1]], [[1, 0], [0, 1], [1, 1]]])
     x = rng.random((n, 7, 6)) < 0.02
@@ -73,7 +73,7 @@ def test_flat_rows_and_memmaps_are_images(tmp_path: Any) -> None:
     assert_array_equal(m.transform(X.reshape(60, -1)), get_fitted().transform(X))
 
 
-def test_validation_is_an_array_or_a_pair() -> None:
+def test_validation_is_an_array_a_pair_or_a_dataset() -> None:
     m = make_network().fit(X[:40], validation=X[40:])
     for validation in ((X[40:], None), sl.Dataset.from_arrays(X[40:]), da.from_array(X[40:])):
         other = make_network().fit(X[:40], validation=validation)
@@ -212,7 +212,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("use", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_images_of_the_wrong_kind_are_refused(use: Any, message: str) -> None:
+def test_invalid_images_and_arguments_are_refused(use: Any, message: str) -> None:
     with pytest.raises((DataError, ValueError), match=message):
         use(get_fitted())
 
@@ -249,7 +249,7 @@ def test_outputs_are_datasets(tmp_path: Any) -> None:
         m.inpaint(X, known.transpose(0, 2, 1))
 
 
-def test_output_frames_have_a_column_for_each_place() -> None:
+def test_output_frames_have_a_column_for_each_feature_and_position() -> None:
     pandas = pytest.importorskip("pandas")
     m = make_network().fit(X)
     names = m.get_feature_names_out()

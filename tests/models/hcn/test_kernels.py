@@ -30,13 +30,13 @@ SHAPES = [
 
 # Mean beliefs of S (a feature is at a position). A kernel skips ranges of pairs (a position and a pixel of a
 # feature) with low beliefs: none with the first value, some with the second, and most with the third.
-PLACES = [-300, -900, -2000]
+MEAN_BELIEFS = [-300, -900, -2000]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("mean_belief", MEAN_BELIEFS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_sweep_gives_the_bits_of_the_reference(shape, place) -> None:
-    evidence, order, s, w = draw_sweep(1, *shape, place)
+def test_a_sweep_gives_the_bits_of_the_reference(shape, mean_belief) -> None:
+    evidence, order, s, w = draw_sweep(1, *shape, mean_belief)
     for _ in range(3):
         want_s, want_w = s.astype("f8"), w.astype("f8")
         reference.sweep(evidence, order, want_s, want_w)
@@ -45,8 +45,8 @@ def test_a_sweep_gives_the_bits_of_the_reference(shape, place) -> None:
         assert_array_equal(w, want_w)
 
 
-def check_messages(sweep, shape, damping, place) -> None:
-    evidence, order, s, w = draw_sweep(2, *shape, place)
+def check_messages(sweep, shape, damping, mean_belief) -> None:
+    evidence, order, s, w = draw_sweep(2, *shape, mean_belief)
     want = [s.astype("f8"), w.astype("f8"), *make_zero_messages(evidence, w)]
     found = [s, w, *make_zero_messages(evidence, w)]
     for _ in range(5):
@@ -56,10 +56,10 @@ def check_messages(sweep, shape, damping, place) -> None:
             assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize(("damping", "place"), [*zip([1.0, 0.8, 0.3], PLACES, strict=True)])
+@pytest.mark.parametrize(("damping", "mean_belief"), [*zip([1.0, 0.8, 0.3], MEAN_BELIEFS, strict=True)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_sweep_with_messages_gives_the_bits_of_the_reference(shape, damping, place) -> None:
-    check_messages(sweeps.sweep_messages, shape, damping, place)
+def test_a_sweep_with_messages_gives_the_bits_of_the_reference(shape, damping, mean_belief) -> None:
+    check_messages(sweeps.sweep_messages, shape, damping, mean_belief)
 
 
 def sweep_wrongly(evidence, order, s, w, to_s, to_w, held, damping) -> np.ndarray:
@@ -73,10 +73,10 @@ def test_old_messages_to_weights_are_subtracted() -> None:
         check_messages(sweep_wrongly, SHAPES[1], 1.0, -900)
 
 
-@pytest.mark.parametrize(("n_sweeps", "place"), [*zip([1, 10, 10], PLACES, strict=True)])
+@pytest.mark.parametrize(("n_sweeps", "mean_belief"), [*zip([1, 10, 10], MEAN_BELIEFS, strict=True)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_decoding_gives_the_bits_of_the_reference(shape, n_sweeps, place) -> None:
-    evidence, _, s, w = draw_sweep(3, *shape, place)
+def test_decoding_gives_the_bits_of_the_reference(shape, n_sweeps, mean_belief) -> None:
+    evidence, _, s, w = draw_sweep(3, *shape, mean_belief)
     order = shuffled(0, "test", 0, np.arange(len(s[0])), evidence[0, 0].size)
     want = s[0].astype("f8")
     moved = reference.decode_images(evidence[0], order, want, w[0] > 0, n_sweeps)
@@ -143,7 +143,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
         assert_array_equal(a, c)
 
 
-def test_pairs_of_a_pixel_equal_the_reference() -> None:
+def test_message_starts_count_the_pairs_of_each_pixel() -> None:
     counts = message_starts((24, 24), (8, 6), 32)
     assert counts[-1] == count_pairs((24, 24), (8, 6), 32)
     assert np.diff(counts).max() == 1536
@@ -153,7 +153,7 @@ def shuffle_by_thread(seed: int, purpose: str, epoch: int, rows: np.ndarray, n: 
     return shuffled(seed + get_ident(), purpose, epoch, rows, n)
 
 
-def check_order(order) -> None:
+def check_shuffled_order(order) -> None:
     first, second = (ThreadPoolExecutor(1) for _ in range(2))
     given = (7, "sweep", 2, np.array([5, 11]), 300)
     with first, second:
@@ -162,9 +162,9 @@ def check_order(order) -> None:
 
 
 def test_orders_depend_on_seed_epoch_and_row_alone() -> None:
-    check_order(shuffled)
+    check_shuffled_order(shuffled)
     with pytest.raises(AssertionError):
-        check_order(shuffle_by_thread)
+        check_shuffled_order(shuffle_by_thread)
     found = shuffled(7, "sweep", 2, np.array([5, 11]), 300)
     assert_array_equal(np.sort(found, axis=1), np.tile(np.arange(300), (2, 1)))
     for other in ((8, "sweep", 2), (7, "decode", 2), (7, "sweep", 3)):

@@ -1,4 +1,4 @@
-"""Learning finds the most probable weights of networks so small that all weights can be enumerated.
+"""Learning often finds the most probable weights of networks so small that all weights can be enumerated.
 
 The networks have two layers.
 """
@@ -34,7 +34,7 @@ TOP = replace(BELOW, image=(2, 1, 3), window=(1, 3), p_weight=0.2)
 
 
 def compute_log_posterior(x: np.ndarray) -> np.ndarray:
-    """Return the log posterior of all 2 ** 16 weights for images x (2, 4).
+    """Return the log posterior of all 2 ** 16 weights for images x (2, 4), up to a constant.
 
     Each image is explained by the better of the two templates (whole images made of features).
     """
@@ -42,8 +42,8 @@ def compute_log_posterior(x: np.ndarray) -> np.ndarray:
     features = (codes >> np.arange(4) & 1).astype(bool).reshape(-1, 2, 2)
     templates = (codes >> np.arange(4, 16) & 1).astype(bool).reshape(-1, 2, 2, 3)
     made = np.zeros((len(codes), 2, 4), bool)
-    for feature, place, pixel in np.ndindex(2, 3, 2):
-        made[..., place + pixel] |= templates[..., feature, place] & features[:, None, feature, pixel]
+    for feature, position, pixel in np.ndindex(2, 3, 2):
+        made[..., position + pixel] |= templates[..., feature, position] & features[:, None, feature, pixel]
     p01, p10 = BELOW.p01, BELOW.p10
     chance = np.log([[1 - p10, p10], [p01, 1 - p01]])
     seen = chance[made[:, None].astype(int), x[None, :, None].astype(int)].sum(axis=3)
@@ -62,7 +62,7 @@ def find_weights(x: np.ndarray, seed: int) -> int:
 
 
 def check_likeliest() -> None:
-    """Check that message passing finds the most probable weights for ``MIN_HITS`` of eight pairs of images.
+    """Check that message passing finds the most probable weights for at least 4 of eight pairs of images.
 
     For each pair the best of twelve seeds counts, because a fit also restarts from other seeds.
     """
@@ -78,11 +78,11 @@ def check_likeliest() -> None:
 MIN_HITS = 4
 
 
-def test_the_likeliest_of_all_weights_are_found() -> None:
+def test_the_likeliest_of_all_weights_are_often_found() -> None:
     check_likeliest()
 
 
-def test_wrong_class_messages_find_parts_less_often(
+def test_wrong_class_messages_find_the_likeliest_weights_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A template (a whole image made of features) must be compared with the best score of the others.
@@ -98,7 +98,7 @@ def test_wrong_class_messages_find_parts_less_often(
         check_likeliest()
 
 
-def check_above() -> None:
+def check_messages_from_above() -> None:
     """Check that new messages (log odds) from the upper layer replace the old ones, without averaging."""
     net, images = make_two_layers(5, 1)
     backend, block = make_backend("cpu"), make_block(images, 0, 6)
@@ -118,7 +118,7 @@ def check_above() -> None:
 
 
 def test_messages_from_above_are_not_damped() -> None:
-    check_above()
+    check_messages_from_above()
 
 
 def test_damping_messages_from_above_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_damping_messages_from_above_would_fail(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(LayerMessages, "with_above", mutant)
     with pytest.raises(AssertionError):
-        check_above()
+        check_messages_from_above()
 
 
 def test_shifts_are_drawn_with_the_priors_of_their_pool() -> None:

@@ -83,8 +83,8 @@ def test_a_saved_network_of_several_layers_predicts_the_same(fitted: Any, tmp_pa
         assert_array_equal(again.sample(3, random_state=1), m.sample(3, random_state=1))
 
 
-def test_read_noise_applies_after_learning(tmp_path: Any) -> None:
-    """``read_noise``, the noise assumed after learning, changes no features (layer 0), and is saved."""
+def test_read_noise_changes_templates_and_outputs_but_no_features(tmp_path: Any) -> None:
+    """``read_noise``, the noise assumed after features are learned, changes templates but no features."""
     options: dict[str, Any] = MODES["from images"] | {"n_epochs": 1}
     m, other = make_network(**options).fit(X, Y), make_network(**options | {"read_noise": None}).fit(X, Y)
     assert_array_equal(m.beliefs_[0], other.beliefs_[0])
@@ -109,7 +109,7 @@ def test_validation_error_is_that_of_templates_from_images() -> None:
         make_network(**options | {"p_weight": (0.5, 1e-20)}).fit(X, Y)
 
 
-def test_read_noise_does_not_affect_learning() -> None:
+def test_read_noise_does_not_affect_the_learning_of_features() -> None:
     options = MODES["from images"] | {"n_epochs": 1, "n_chains": 1, "template_passes": 0}
     m = make_network(**options | {"read_noise": np.array([0.1, 1e-4])}).fit(X, Y)
     other = make_network(**options | {"read_noise": None}).fit(X, Y)
@@ -189,7 +189,7 @@ def test_stored_messages_give_the_bits_of_all_messages(labels: str, monkeypatch:
     check_messages_of_all_templates(labels, monkeypatch)
 
 
-def test_another_order_of_trees_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_order_of_pixel_updates_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the order of pixel updates ignored that images are sorted by class, the bits would differ."""
     monkeypatch.setattr(hierarchy, "reorder_images", lambda order, ranks, n_pixels: order)
     with pytest.raises(AssertionError):
@@ -231,7 +231,7 @@ def test_runs_of_earlier_versions_resume(labels: str, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("labels", LABELS)
 def test_leaves_on_disk_are_planned(labels: str, tmp_path: Any) -> None:
-    """The plan gives an upper bound of the files of stored messages, one per leaf (fixed range of images).
+    """The plan gives an upper bound of the bytes of message files, one per leaf (fixed range of images).
 
     Each pass writes new files. Files that no checkpoint needs are deleted in the next pass.
     """
@@ -498,6 +498,6 @@ def test_the_threshold_of_filters_applies_to_their_steps(grey: Any) -> None:
         ({"filters": 8, "filter_size": 11}, "filters of 11 x 11 need larger grey images"),
     ],
 )
-def test_filters_refuse_images_that_are_not_grey(options: Any, message: str) -> None:
+def test_inconsistent_parameters_of_filters_are_refused(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_network(**options).fit(X, Y)

@@ -101,7 +101,7 @@ def test_true_weights_classify_their_images() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("labelled", [True, False])
-def test_parts_and_templates_are_found(labelled: bool) -> None:
+def test_learned_features_and_templates_classify_images(labelled: bool) -> None:
     classes = (0, 1, 2, 3) if labelled else None
     net, images = make_two_layers(13, 2, classes=classes, seed=0)
     learner = BatchNetworkLearner(net, n_rows=100, single_leaf_passes=25, n_classes=4)
@@ -110,7 +110,7 @@ def test_parts_and_templates_are_found(labelled: bool) -> None:
 
 
 def test_hidden_parts_are_completed_in_place() -> None:
-    """The lower part of each image is hidden; 95 % of completed pixels are next to, or on, a true pixel."""
+    """The lower part of an image is hidden. At least 95 % of completed pixels touch or are a true pixel."""
     net, images = make_two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(make_true_weights(net, images))]
     x, _ = images.rows(0, 40)
@@ -134,7 +134,7 @@ def test_hidden_parts_are_completed_in_place() -> None:
     assert ((other > 0) != (beliefs > 0))[~known].any()
 
 
-def test_drawn_images_follow_the_set() -> None:
+def test_drawn_images_show_templates_equally_often() -> None:
     """Drawn images show each template (pattern) equally often, and the network classifies the images."""
     net, images = make_two_layers(13, 2, classes=CATEGORY)
     weights = [w > 0 for w in net.split(make_true_weights(net, images))]
@@ -163,7 +163,7 @@ def test_templates_without_a_weight_are_not_drawn(labelled: bool) -> None:
     assert not net.draw(weights, 4, None, 5).any()
 
 
-def test_passes_of_several_visits_equal_one_and_leaves_are_copies() -> None:
+def test_passes_of_several_calls_equal_those_of_one_call() -> None:
     """Six passes over a leaf (a fixed range of images) in one call of ``visit`` equal six calls of one pass.
 
     Messages are stored between calls, and a call does not change the stored messages that it receives.
@@ -267,9 +267,9 @@ def test_wrong_sparse_arrays_would_fail(mutant: str, monkeypatch: pytest.MonkeyP
 
 
 def test_beliefs_equal_priors_plus_messages() -> None:
-    """The log odds of weights W are the initial log odds plus all messages (log odds from pixels) to W.
+    """In sum over all weights W, the change of log odds equals the messages (log odds from pixels) to W.
 
-    The log odds of positions S of features are messages from pixels plus messages from the upper layer.
+    In sum over all positions S of features, log odds are messages from pixels and from the upper layer.
     """
     net, images = make_two_layers()
     learner, block = BatchNetworkLearner(net, n_rows=8, single_leaf_passes=5), make_block(images, 0, 8)
@@ -296,7 +296,7 @@ def test_changing_weights_in_the_backward_pass_would_fail(monkeypatch: pytest.Mo
         test_beliefs_equal_priors_plus_messages()
 
 
-def test_supervised_learning_equals_semi_supervised_learning_with_all_labels() -> None:
+def test_without_labels_a_network_with_classes_learns_like_one_without_classes() -> None:
     net, images = make_two_layers(classes=(0, 1, 2, 3))
     learner = BatchNetworkLearner(net, n_rows=12, single_leaf_passes=3)
     labelled = learn_batch(learner, make_block(images, 0, 12), 1)
@@ -339,7 +339,7 @@ def test_priors_of_shifts_sum_to_one_and_peak_at_the_centre() -> None:
         assert (chance.argmax(axis=0) == side * side // 2).all()
 
 
-def test_online_minibatches_keep_no_messages() -> None:
+def test_online_learning_counts_minibatches_and_weights() -> None:
     net, images = make_two_layers(classes=(0, 1, 2, 3))
     learner, backend = OnlineNetworkLearner(net, 0.9, batch_rows=4, inner_iterations=3), make_backend("cpu")
     state, stats = learner.start(), Stats.zeros(OnlineNetworkLearner(net).layout())

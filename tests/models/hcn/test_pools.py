@@ -100,7 +100,7 @@ def test_pool_messages_are_max_marginals(side) -> None:
         sent, top = rng.normal(size=n) * 5, float(rng.normal() * 5)
 
         def score_pool(bits, sent=sent, top=top) -> float:
-            """Return the score of a configuration: the bits of all shifts, then the bit of the pixel in R."""
+            """Return the score of ``bits``: one bit per shift, then the bit of the pixel in R."""
             on, r = np.array(bits[:-1]), bits[-1]
             if on.sum() != r:
                 return -np.inf

@@ -1,4 +1,4 @@
-"""A network that was fitted on images of one object finds and classifies several objects in larger images."""
+"""A network for images of one object finds and classifies several objects in larger images."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def frames_overlap(one: Any, other: Any, frame: tuple[int, int]) -> bool:
     return abs(one[0] - other[0]) < frame[0] and abs(one[1] - other[1]) < frame[1]
 
 
-def list_disjoint_sets(places: list[Any], frame: tuple[int, int], most: int, where: Any = None) -> Any:
-    """Yield all sets of at most ``most`` places where frames (of the size of an object) do not overlap.
+def list_disjoint_sets(all_positions: list[Any], frame: tuple[int, int], most: int, where: Any = None) -> Any:
+    """Yield all sets of at most ``most`` positions whose frames (of the size of an object) do not overlap.
 
-    ``where`` returns the row and the column of a place.
+    ``where`` returns the row and the column of a position; by default, a position is (row, column).
     """
-    where = where or (lambda place: place)
+    where = where or (lambda position: position)
     for n in range(most + 1):
-        for some in itertools.combinations(places, n):
+        for some in itertools.combinations(all_positions, n):
             if not any(frames_overlap(where(a), where(b), frame) for a, b in itertools.combinations(some, 2)):
                 yield some
 
@@ -51,8 +51,8 @@ def make_true_model(names: Any) -> Any:
     network = build_multi_layer(m, (below,), np.array(names), 2)
     above = np.zeros((4, *network.net.layers[1].image), bool)
     # Templates are sorted by class: the two with equal traits are class 0, the two others are class 1.
-    for places, (shape, diagonal) in zip(above, [(0, 0), (1, 1), (0, 1), (1, 0)], strict=True):
-        places[shape, 2, 2] = places[2 + diagonal, 2, 2 + 15] = True
+    for bits, (shape, diagonal) in zip(above, [(0, 0), (1, 1), (0, 1), (1, 0)], strict=True):
+        bits[shape, 2, 2] = bits[2 + diagonal, 2, 2 + 15] = True
     parts = from_features(TRAITS.features[:, None].astype(bool)), from_features(above)
     beliefs = np.concatenate([np.where(w, 1.0, -1.0).ravel() for w in parts])
     m._network, m._stream, m.n_features_in_ = network, LayeredState(beliefs, beliefs), HEIGHT * WIDTH
@@ -60,7 +60,7 @@ def make_true_model(names: Any) -> Any:
 
 
 @pytest.mark.parametrize("names", [[0, 1], ["same", "other"]])
-def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> None:
+def test_traits_side_by_side_are_found_with_their_positions(names: list[Any]) -> None:
     """40 images have two objects at random offsets, one image has one object, and one has none."""
     n, room, rng = 40, (HEIGHT + 6, 2 * WIDTH + 12), np.random.default_rng(0)
     images, labels = TRAITS.rows(0, 2 * n)
@@ -87,7 +87,7 @@ def test_traits_side_by_side_are_found_with_their_places(names: list[Any]) -> No
     assert found.scores[0, 0] == scores[0, row, column, names.index(name)] == scores[0, row, column].max()
 
 
-def test_images_of_the_fit_are_classified_as_before() -> None:
+def test_images_of_one_object_are_classified_as_before() -> None:
     m, (x, _) = make_true_model([0, 1]), TRAITS.rows(0, 50)
     one = m.with_classes((HEIGHT, WIDTH), n_objects=3)
     assert_array_equal(one.decision_function(x)[:, 0, 0], m.decision_function(x))
@@ -99,19 +99,19 @@ def test_images_of_the_fit_are_classified_as_before() -> None:
 @pytest.mark.parametrize(
     ("shape", "frame", "most"), [((1, 12), (1, 3), 3), ((4, 4), (2, 2), 4), ((3, 5), (2, 3), 2)]
 )
-def test_places_are_the_best_of_all_choices(shape: Any, frame: Any, most: int) -> None:
-    rng, places = np.random.default_rng(3), list(np.ndindex(*shape))
-    choices = list(list_disjoint_sets(places, frame, most))
+def test_positions_are_the_best_of_all_choices(shape: Any, frame: Any, most: int) -> None:
+    rng, all_positions = np.random.default_rng(3), list(np.ndindex(*shape))
+    choices = list(list_disjoint_sets(all_positions, frame, most))
     greedy = 0
     for trial in range(30):
         gains = rng.normal(0.5, 1, shape) if trial else -rng.random(shape)
-        totals = [sum(gains[place] for place in some) for some in choices]
+        totals = [sum(gains[position] for position in some) for some in choices]
         chosen, exact = choose_places(gains, frame, most)
         assert exact
         assert set(chosen) == set(choices[int(np.argmax(totals))])
-        assert chosen == sorted(chosen, key=lambda place: place[::-1])
+        assert chosen == sorted(chosen, key=lambda position: position[::-1])
         greedy += bool(chosen) and np.unravel_index(gains.argmax(), shape) not in chosen
-    # In some trials the place with the largest gain is not in the best choice, so a greedy search fails.
+    # In some trials the position of the largest gain is not in the best choice, so a greedy search fails.
     assert greedy
 
 
@@ -129,11 +129,11 @@ def test_a_bounded_search_returns_the_best_choice_so_far() -> None:
         row, column = np.unravel_index(left.argmax(), left.shape)
         greedy += left[row, column]
         left[max(0, row - 7) : row + 8, max(0, column - 7) : column + 8] = 0
-    assert sum(gains[place] for place in chosen) >= greedy > 0
+    assert sum(gains[position] for position in chosen) >= greedy > 0
 
 
 def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
-    """The found objects are the most probable of all sets of templates (patterns) and positions.
+    """No set of templates (patterns) and positions is clearly more probable than the found objects.
 
     The network allows no shifts, and 5 % of the pixels are flipped.
     """
@@ -149,8 +149,8 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
     m = HierarchicalCompositionalNetwork([(2, 2)], templates=2)
     m._network, m._stream = network, LayeredState(beliefs, beliefs)
     several = m.with_classes((4, 7))
-    places = [(t, r, c) for t in range(3) for r in range(2) for c in range(5)]
-    choices = list(list_disjoint_sets(places, (3, 3), 2, lambda place: place[1:]))
+    all_positions = [(t, r, c) for t in range(3) for r in range(2) for c in range(5)]
+    choices = list(list_disjoint_sets(all_positions, (3, 3), 2, lambda position: position[1:]))
     made = np.zeros((len(choices), 4, 7), bool)
     for image, some in zip(made, choices, strict=True):
         for template, row, column in some:
@@ -164,13 +164,13 @@ def test_objects_are_those_of_the_likeliest_of_all_images() -> None:
     noise, matches = np.random.default_rng(1), []
     x = (made[noise.integers(len(choices), size=40)] ^ (noise.random((40, 4, 7)) < 0.05)).astype(np.uint8)
     found = several.predict(x)
-    cost = np.log(len(places)) * np.array([len(some) for some in choices])
+    cost = np.log(len(all_positions)) * np.array([len(some) for some in choices])
     for image, labels, positions in zip(x, found.labels, found.positions, strict=True):
         likely = np.where(image, log_on[made.astype(int)], log_off[made.astype(int)]).sum(axis=(1, 2)) - cost
         some = choices[int(likely.argmax())]
         best = {(min(t, 1), r, c) for t, r, c in some}
-        mine = {(label, *place) for label, place in zip(labels, positions, strict=True) if label >= 0}
-        # Other sets of objects may give the same or equally probable pixels, so the test compares scores.
+        mine = {(label, *position) for label, position in zip(labels, positions, strict=True) if label >= 0}
+        # Other sets of objects may give the same or equally probable pixels, so compare log probabilities.
         chosen = [i for i, s in enumerate(choices) if {(min(t, 1), r, c) for t, r, c in s} == mine]
         assert likely[chosen].max() >= likely.max() - 0.05
         matches.append(mine == best)

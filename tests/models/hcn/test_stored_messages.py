@@ -1,4 +1,4 @@
-"""Learning with stored messages of leaves (ranges of images) finds bars, letters and the best weights."""
+"""Learning with stored messages of leaves (ranges of images) finds bars, letters and probable weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BACKEND = Kernels()
 def learn_leaf(
     layer: FeatureLayer, evidence: np.ndarray, seed: int, n_sweeps: int, damping: float, restart: int = 0
 ) -> tuple[np.ndarray, LeafMessages]:
-    """Learn all images as one leaf (range of images); return log odds of weights, and stored messages."""
+    """Learn from all images as one leaf (range of images); return log odds of weights and stored messages."""
     beliefs, leaf, key = (
         to_units(layer.first_beliefs(seed, restart)),
         start_leaf(layer, len(evidence)),
@@ -57,7 +57,7 @@ def test_one_long_visit_equals_several_short_visits() -> None:
 
 # A pair is a position and a pixel of a feature. Case 1 has the sizes of Lázaro-Gredilla et al. (2016).
 @pytest.mark.parametrize(("side", "n_features", "window"), [(24, 32, (8, 6)), (14, 5, (6, 6))])
-def test_messages_take_four_bytes_per_pair(side, n_features, window) -> None:
+def test_messages_take_about_four_bytes_per_pair(side, n_features, window) -> None:
     layer = FeatureLayer((1, side, side), n_features, window, 1e-3, 1e-3, 0.3, 1e-4)
     assert leaf_bytes(layer, 7) <= 4.4 * 7 * layer.pairs
 

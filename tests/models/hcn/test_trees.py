@@ -49,7 +49,7 @@ def check_tree(tree: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
             assert_allclose(np.concatenate(tree(s, w, below)), want, atol=1e-12)
 
 
-def check_windows(windows: Callable[..., tuple]) -> None:
+def check_pairs_of_pixels(windows: Callable[..., tuple]) -> None:
     """Check that a pixel gets all positions whose feature covers it, each with the weight at the pixel."""
     evidence, _, s, w = draw_sweep(0, 1, 2, (2, 5, 6), (2, 3), 2)
     for index in range(evidence[0].size):
@@ -87,14 +87,14 @@ def test_messages_of_trees_equal_max_marginals() -> None:
 
 
 def test_the_window_of_a_pixel_has_its_pairs() -> None:
-    check_windows(reference.find_pairs)
+    check_pairs_of_pixels(reference.find_pairs)
 
 
 @pytest.mark.parametrize(
     "check",
     [
         lambda: check_or(pass_or_up_wrongly, reference.pass_or_down),
-        lambda: check_windows(flip_windows_wrongly),
+        lambda: check_pairs_of_pixels(flip_windows_wrongly),
     ],
 )
 @pytest.mark.filterwarnings("ignore")

@@ -58,7 +58,7 @@ def run_pass(
 
 
 def run_passes(em, state, x, y=None, n: int = 10, backend: str = "reference") -> list[MixtureState]:
-    """Return the state of EM after each pass; stop after n passes, or earlier if the fit is done."""
+    """Return the states of EM after each pass; stop after n passes, or earlier if the fit is done."""
     states = []
     while len(states) < n and not em.is_done(state):
         state = em.update(state, {"train": run_pass(em, state, x, y, backend)})
@@ -67,7 +67,7 @@ def run_passes(em, state, x, y=None, n: int = 10, backend: str = "reference") ->
 
 
 def make_main_em(x, k, h, likelihood="error", assignment="hard", q=0, start=None, **options):
-    """Return an EM of one class and its initial state; the EM never stops and never replaces components."""
+    """Return an EM without classes and its initial state; it never stops and never replaces components."""
     p = x.shape[1]
     q = min(p, q or h)
     mixture = MixtureSettings(p, np.zeros(k, dtype=np.int64), 0, likelihood, assignment, **options)

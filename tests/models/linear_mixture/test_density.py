@@ -1,4 +1,4 @@
-"""Samples, completed rows and class probabilities equal the Gaussians and sums that define them."""
+"""Samples, completed rows, codes and the temperature agree with the formulas that define them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fits by the engine in one process have the same bits for any threads, and low errors on real digits."""
+"""Fits in one process have the same bits with any number of threads, and low errors on real digits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.models.linear_mixture.cases import make_main_em, make_rows, run_passe
 def fit(
     em: MixtureEM, x: np.ndarray, y: np.ndarray, k: int, jobs: int = 1, seed: int = 0, **grid
 ) -> MixtureState:
-    """Return the final state of a fit of k components per class that starts from a sample of all rows."""
+    """Return the final state of a fit of k components per class, which start from rows of the class."""
     classes = np.arange(em.settings.n_classes)
     rng = stream(seed, "centres")
     centres = np.concatenate([seed_centres(x[y == c], k, rng) for c in classes])
@@ -84,7 +84,7 @@ def test_the_learner_requests_blocks_and_leaves():
         (500, 64, 10, 1),
     ],
 )
-def test_few_leaves_have_equal_sizes(n, p, k, leaves):
+def test_few_leaves_have_nearly_equal_sizes(n, p, k, leaves):
     grid = make_grid(n, p, k, 10)
     assert grid.n_leaves == leaves
     assert n - (leaves - 1) * grid.leaf_rows > 0.98 * grid.leaf_rows
@@ -168,7 +168,7 @@ def test_errors_on_usps_are_those_of_the_benchmark(data_root):
     assert compute_error_rate(Recogniser(scores, mixture.starts, tangent_spec=spec), x_test, y_test) <= 3.3
 
 
-def test_tangent_distance_to_the_best_components_equals_that_to_all(monkeypatch):
+def test_tangent_distance_to_few_components_seldom_changes_the_class(monkeypatch):
     x, y = make_rows(600, 64, 6, 3), np.arange(600) % 3
     mixture = MixtureSettings(64, np.repeat([0, 1, 2], 5), 3)
     state = fit(MixtureEM(mixture, 3, 8, max_iter=3, finish_passes=1), x, y, 5)

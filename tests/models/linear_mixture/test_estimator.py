@@ -57,7 +57,7 @@ def assert_same(a: Any, b: Any) -> None:
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
-# -- what comes out ----------------------------------------------------------------------------------------
+# -- predictions -------------------------------------------------------------------------------------------
 
 
 def test_a_classifier_learns_digits(digits):
@@ -354,7 +354,7 @@ def test_scikit_learns_checks_pass(estimator, check):
 
 
 @pytest.mark.parametrize("factor", [1e-30, 1e-18, 1e-9, 1e9])
-def test_units_of_the_rows_do_not_change_the_classes(digits, factor):
+def test_units_of_the_rows_hardly_change_the_classes(digits, factor):
     """Rows in other units get nearly the same classes, or the fit refuses rows that vanish in float32."""
     x = digits.x[:300].astype("f8") * factor
     if factor < 1e-15:
@@ -407,7 +407,7 @@ def test_a_classifier_by_default_is_as_good_as_with_the_true_dimensions(p, dims)
     assert p > 12 or by_default.n_dims_ == dims
 
 
-def test_the_chosen_dimensions_are_those_of_separate_principal_components():
+def test_wrong_rows_per_dimension_equal_those_of_separate_pca():
     """The fit counts wrong rows for 0 to 8 dimensions; PCA of each class and fold gives the same counts."""
     x, y = make_planes(100, 60, 3, 1)
     x, y = x[y != 2], y[y != 2]  # Two classes remain, with 67 rows.
@@ -584,7 +584,7 @@ def test_noise_is_never_below_its_floor(likelihood):
     assert m.noise_.min() == pytest.approx(0.5 * x.var(axis=0, dtype=np.float64).mean(), rel=1e-6)
 
 
-# -- figures -----------------------------------------------------------------------------------------------
+# -- errors of USPS digits, very large rows ----------------------------------------------------------------
 
 
 @pytest.mark.realdata
@@ -606,7 +606,7 @@ def test_a_classifier_of_usps_has_the_documented_error(data_root):
 
 
 @pytest.mark.parametrize("factor", [1e3, 1e9])
-def test_the_error_names_a_row_that_outweighs_all_others(factor: float) -> None:
+def test_a_warning_names_a_row_that_outweighs_all_others(factor: float) -> None:
     rng, y = np.random.default_rng(0), np.arange(200) % 2
     x = rng.normal(size=(200, 4)) + y[:, None]
     with warnings.catch_warnings():

@@ -49,7 +49,7 @@ def test_scores_equal_the_reference(n, p, h, k, classes, kind):
     ours, theirs = cpu.make_scorer(scores, starts), reference.make_scorer(scores, starts)
     size = 1.0 + np.abs(x - scores.centre).max(initial=0) ** 2 * p * scores.d.max()
     for run, stop in ((0, classes), (classes - 1, classes), (0, 1), (0, 0)):
-        found, wanted = (body.all_scores(s, x, run, stop) for body, s in ((cpu, ours), (reference, theirs)))
+        found, wanted = (m.all_scores(s, x, run, stop) for m, s in ((cpu, ours), (reference, theirs)))
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, wanted, atol=1e-5 * size, rtol=0)
         best, index = cpu.nearest(ours, x, run, stop)
@@ -87,12 +87,12 @@ def test_rows_are_scored_under_the_components_of_their_class(n, p, h, k, classes
     x = (0.7 * draw(9, n, p)).astype("f4")
     codes = np.random.default_rng(5).integers(0, classes, n)
     rows, edges = sort_by_code(codes, classes)
-    for body in (cpu, reference):
-        scorer = body.make_scorer(scores, starts)
-        best, index = body.nearest_own(scorer, x, rows, edges)
-        all_best, all_index = body.nearest(scorer, x, 0, classes)
+    for module in (cpu, reference):
+        scorer = module.make_scorer(scores, starts)
+        best, index = module.nearest_own(scorer, x, rows, edges)
+        all_best, all_index = module.nearest(scorer, x, 0, classes)
         # The reference uses BLAS, which may sum in another order if there are fewer rows.
-        rtol = 0.0 if body is cpu else 1e-10
+        rtol = 0.0 if module is cpu else 1e-10
         np.testing.assert_allclose(best, all_best[np.arange(n), codes], rtol=rtol)
         np.testing.assert_array_equal(index, all_index[np.arange(n), codes])
         assert index.dtype == np.int32
@@ -123,7 +123,7 @@ def test_the_few_best_are_the_first_of_a_stable_sort(n, k, few):
 def make_groups(n: int, k: int, seed: int) -> Groups:
     rng = np.random.default_rng(seed)
     index = rng.integers(0, k, n)
-    index[index == k // 2] = 0  # One component has no rows.
+    index[index == k // 2] = 0  # Of several components, one has no rows.
     return group_rows(index, k, rng.random(n))
 
 
@@ -134,10 +134,10 @@ def test_scatter_equals_the_reference(n, p, k, q, per_feature):
     means, bases = draw(1, k, p), np.linalg.qr(draw(2, k, p, min(q, p)))[0]
     q, x, groups = bases.shape[2], draw(3, n, p).astype("f4"), make_groups(n, k, 4)
     found = []
-    for body in (cpu, reference):
+    for module in (cpu, reference):
         square = np.ones((k, p) if per_feature else k)
         out = np.ones((k, p)), square, np.ones((k, q, p)), np.ones((k, q, q))
-        body.add_scatter(body.pack_bases(means, bases, per_feature), x, groups, *out)
+        module.add_scatter(module.pack_bases(means, bases, per_feature), x, groups, *out)
         found.append(out)
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6 * max(n, 1) * np.sqrt(p))
@@ -160,10 +160,10 @@ def test_tangent_scatter_equals_the_reference(n, k, names):
     spec, groups = TangentSpec(names, (12, 10), 0.6), make_groups(n, k, 4)
     factors, bases = np.abs(draw(5, k, len(names))), np.linalg.qr(draw(2, k, p, q))[0]
     found = []
-    for body in (cpu, reference):
+    for module in (cpu, reference):
         out = np.zeros((k, q, p)), np.zeros((k, len(names)))
-        body.add_tangent_scatter(
-            body.pack_bases(np.zeros((k, p)), bases, False), x, groups, spec, factors, *out
+        module.add_tangent_scatter(
+            module.pack_bases(np.zeros((k, p)), bases, False), x, groups, spec, factors, *out
         )
         found.append(out)
     for ours, theirs in zip(*found, strict=True):

@@ -80,7 +80,7 @@ def fit_gaussian_mixture(kind, x, state, k, n):
 
 
 @pytest.mark.parametrize(("likelihood", "kind"), [("ppca", "spherical"), ("factor-analysis", "diag")])
-def test_limits_equal_gaussian_mixtures(likelihood, kind):
+def test_without_dimensions_likelihoods_equal_those_of_gaussian_mixtures(likelihood, kind):
     x = make_rows(500, 6, 3, 2, seed=4)
     em, state = make_main_em(x, 3, 0, likelihood, "soft", q=1)
     reported = -np.array([s.objective for s in run_passes(em, state, x, n=8)])
@@ -187,7 +187,7 @@ def test_constant_features_and_equal_rows_give_no_nan():
         assert np.isfinite(states[-1].components.means).all()
 
 
-def test_a_starving_component_is_refilled_by_a_split_and_then_dropped():
+def test_starving_components_are_refilled_or_later_dropped():
     x = make_rows(400, 6, 3, 1, seed=11)
     far = np.full((2, 6), 50.0)
     start = start_components(np.concatenate([x[:2].astype("f8"), far]), 4, 0)
@@ -204,7 +204,7 @@ def test_a_starving_component_is_refilled_by_a_split_and_then_dropped():
     assert np.isfinite(states[-1].objective)
 
 
-def test_a_component_with_one_weight_is_scored_as_its_gaussian():
+def test_a_component_is_scored_as_its_weighted_gaussian():
     p, h = 5, 2
     basis, _ = np.linalg.qr(draw(1, p, h))
     values, noise, mean = np.array([[3.0, 2.0]]), np.array([0.5]), draw(2, 1, p)

@@ -111,7 +111,7 @@ def test_tangents_are_derivatives_of_moved_images(name):
     assert error < 0.15, error  # Differences of pixels are rough derivatives of a narrow stroke.
 
 
-def test_velocity_fields_move_images_as_their_names_say():
+def test_velocity_fields_of_scaling_and_rotation_have_their_directions():
     half = max(SHAPE) / 2
     v, u = np.meshgrid(*((np.arange(size) - (size - 1) / 2) / half for size in SHAPE), indexing="ij")
     assert all(

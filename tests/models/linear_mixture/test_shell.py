@@ -1,4 +1,4 @@
-"""Mixtures of linear models are scored, reported, searched and resumed, and can skip bad shards."""
+"""Mixtures of linear models are scored, reported, searched and resumed, and can skip missing row files."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_written_decisions_equal_returned_ones(digits, tmp_path):
         np.testing.assert_array_equal(m.classes_[best.astype(int)], m.predict(digits.x[:50]))
 
 
-# -- pages -------------------------------------------------------------------------------------------------
+# -- report pages ------------------------------------------------------------------------------------------
 
 
 def test_a_classifier_has_a_report_page(digits, fitted, tmp_path):
@@ -214,7 +214,7 @@ def test_searches_use_folds_and_densities(digits):
     assert search.best_score_ > search.cv_results_["mean_test_score"][0]
 
 
-# -- bad shards, run folders -------------------------------------------------------------------------------
+# -- missing files of rows, run folders --------------------------------------------------------------------
 
 
 def test_rows_of_a_bad_shard_are_excluded(digits, tmp_path):
@@ -274,8 +274,8 @@ def test_leave_one_out_scores_equal_those_of_a_fit_without_the_row():
     for i in range(12):
         others = np.delete(x, i, axis=0)
         z = x[i] - others.mean(axis=0)
-        ways = np.linalg.svd(others - others.mean(axis=0))[2][:h]
-        assert found[i] == pytest.approx(z @ z - ((ways @ z) ** 2).sum())
+        directions = np.linalg.svd(others - others.mean(axis=0))[2][:h]
+        assert found[i] == pytest.approx(z @ z - ((directions @ z) ** 2).sum())
     assert (found > errors).all()
     # Without the row, its component has a larger error, so the second component of the class is the best.
     both = np.stack([errors, errors + 1e-3], axis=1)

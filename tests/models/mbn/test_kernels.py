@@ -191,7 +191,7 @@ def test_a_row_with_more_candidates_than_space_is_counted_separately(clusterings
 
 
 def test_a_row_whose_short_lists_exceed_the_space_is_counted_separately() -> None:
-    """Each clustering has only 16 candidate centroids for a row, but those of all 70 exceed the buffer.
+    """A clustering has only 16 candidate centroids for a row, but those of 70 clusterings exceed the buffer.
 
     The candidates are the centroids with the code (cluster index) of the row in the clustering.
     """
@@ -203,16 +203,16 @@ def test_a_row_whose_short_lists_exceed_the_space_is_counted_separately() -> Non
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
-def test_every_kernel_has_three_bodies(name: str) -> None:
+def test_every_kernel_has_three_functions(name: str) -> None:
     """Each kernel has functions for the reference, numba and CuPy.
 
     The test finds the functions in the source text, because CuPy may not be installed.
     """
     assert set(KERNELS[name]) == {"reference", "numba", "cupy"}
-    for backend, place in KERNELS[name].items():
-        module, function = place.split(":")
+    for backend, path in KERNELS[name].items():
+        module, function = path.split(":")
         text = Path(find_spec(module).origin).read_text(encoding="utf-8")  # type: ignore[union-attr,arg-type]
-        assert f"\ndef {function}(" in text, f"{backend}: {place}"
+        assert f"\ndef {function}(" in text, f"{backend}: {path}"
 
 
 @pytest.mark.slow
@@ -327,7 +327,7 @@ def test_clusterings_that_share_a_pool_take_the_nearest_of_their_own_centroids(
 def compute_distances(
     x: np.ndarray, w: np.ndarray, metric: str, draws: np.ndarray, codes: np.ndarray
 ) -> np.ndarray:
-    """Return the squared distance of each row to its centroid, divided by the squared length of the row."""
+    """Return squared distances of rows to their centroids, divided by max(1, squared length of the row)."""
     x, w = x.astype("f8"), w.astype("f8")
     if metric == "cosine":
         x, w = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, w))

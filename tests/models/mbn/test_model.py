@@ -178,24 +178,24 @@ def test_csr_rows_have_the_codes_of_dense_rows_in_all_layers() -> None:
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_rows_without_a_defined_distance_are_refused(sparse: bool) -> None:
-    def checked(values: list[list[float]], metric: str) -> None:
+    def check_rows(values: list[list[float]], metric: str) -> None:
         x = np.array(values)
         make_layers([2], **{**OPTIONS, "metric": metric})[0].check(to_csr_rows(x) if sparse else x, 100)
 
-    checked([[0, 0], [1, 2]], "euclidean")
+    check_rows([[0, 0], [1, 2]], "euclidean")
     with pytest.raises(
         ValueError, match="row 101 is all zeros, so its cosine is undefined: .* metric='euclidean'"
     ):
-        checked([[0, 1], [0, 0]], "cosine")
+        check_rows([[0, 1], [0, 0]], "cosine")
     with pytest.raises(ValueError, match=r"row 101, feature 1 is nan$"):
-        checked([[0, 1], [0, np.nan]], "euclidean")
+        check_rows([[0, 1], [0, np.nan]], "euclidean")
     with pytest.raises(ValueError, match=r"row 100, feature 0 is -inf$"):
-        checked([[-np.inf, 1], [0, 1]], "euclidean")
+        check_rows([[-np.inf, 1], [0, 1]], "euclidean")
     limit = r"too large for products in float32: scale the features below 1e\+18"
     for value, why in (("1e+39", "beyond float32: scale the features"), ("-1e+20", limit), ("2e+18", limit)):
         reported = rf"row 101, feature 1 is {re.escape(value)}, {why}$"
         with pytest.raises(ValueError, match=reported):
-            checked([[0, 1], [0, float(value)]], "euclidean")
+            check_rows([[0, 1], [0, float(value)]], "euclidean")
 
 
 @pytest.mark.parametrize("csr", [False, True])

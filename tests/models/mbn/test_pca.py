@@ -26,7 +26,7 @@ V, K, N = 12, 7, 150
 
 
 @pytest.fixture(scope="module")
-def draw_codes() -> np.ndarray:
+def row_codes() -> np.ndarray:
     """Return cluster indices (N, V): 60 % of a row's are those of its group (one of five), others random."""
     rng = np.random.default_rng(0)
     kinds, own = rng.integers(0, 5, N), rng.integers(0, K, (5, V))
@@ -34,16 +34,16 @@ def draw_codes() -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def compute_svd(draw_codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def numpy_svd(row_codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the centred one-hot rows of the codes, and their components and variances by numpy."""
-    h = np.eye(K)[draw_codes].reshape(N, -1)
+    h = np.eye(K)[row_codes].reshape(N, -1)
     h -= h.mean(axis=0)
     _, s, vt = np.linalg.svd(h, full_matrices=False)
     signs = np.sign(vt[np.arange(len(vt)), np.abs(vt).argmax(axis=1)])
     return h, vt * signs[:, None], s**2 / N
 
 
-def compute_streamed(codes: np.ndarray, d: int, **options: Any) -> tuple[StreamedPca, Any]:
+def compute_streamed_pca(codes: np.ndarray, d: int, **options: Any) -> tuple[StreamedPca, Any]:
     backend = make_backend("cpu")
     counts = Stats.zeros(CodeCounts(V, K).layout())
     CodeCounts(V, K).accumulate(None, Block(codes, None, None, 0), counts)
@@ -58,7 +58,7 @@ def compute_streamed(codes: np.ndarray, d: int, **options: Any) -> tuple[Streame
     return learner, state
 
 
-def _check(found: Components, codes: np.ndarray, svd: Any, d: int, tol: float) -> None:
+def assert_close_components(found: Components, codes: np.ndarray, svd: Any, d: int, tol: float) -> None:
     h, vt, variance = svd
     np.testing.assert_allclose(found.variance[:d], variance[:d], rtol=tol)
     np.testing.assert_allclose(found.table.reshape(-1, found.table.shape[2])[:, :d].T, vt[:d], atol=20 * tol)
@@ -71,47 +71,47 @@ def _check(found: Components, codes: np.ndarray, svd: Any, d: int, tol: float) -
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_components_of_few_rows_come_from_their_inner_products(
-    draw_codes: np.ndarray, compute_svd: Any, device: str
+    row_codes: np.ndarray, numpy_svd: Any, device: str
 ) -> None:
-    found = run_kernel_pca(draw_codes, K, make_backend(device).kernel)
+    found = run_kernel_pca(row_codes, K, make_backend(device).kernel)
     assert len(found.offset) == V * (K - 1)
-    _check(found, draw_codes, compute_svd, 6, 1e-7)
+    assert_close_components(found, row_codes, numpy_svd, 6, 1e-7)
 
 
-def test_components_of_many_rows_come_from_em(draw_codes: np.ndarray, compute_svd: Any) -> None:
-    learner, state = compute_streamed(draw_codes, 5, tol=1e-6)
+def test_components_of_many_rows_come_from_em(row_codes: np.ndarray, numpy_svd: Any) -> None:
+    learner, state = compute_streamed_pca(row_codes, 5, tol=1e-6)
     assert 2 < state.iteration < 200
-    _check(learner.components(state), draw_codes, compute_svd, 5, 1e-6)
+    assert_close_components(learner.components(state), row_codes, numpy_svd, 5, 1e-6)
     reported = learner.summary(state)
-    assert reported["objective"] == pytest.approx(1 - compute_svd[2][:5].sum() / compute_svd[2].sum())
+    assert reported["objective"] == pytest.approx(1 - numpy_svd[2][:5].sum() / numpy_svd[2].sum())
     # With tol=0 the fit ends after ``max_iter`` passes.
-    assert compute_streamed(draw_codes, 5, tol=0.0, max_iter=3)[1].iteration == 3
+    assert compute_streamed_pca(row_codes, 5, tol=0.0, max_iter=3)[1].iteration == 3
 
 
 def test_equal_rows_and_too_many_components_give_zeros() -> None:
     same = np.ones((30, V), dtype=np.uint16)
     for found in (
         run_kernel_pca(same, K, make_backend("cpu").kernel),
-        (lambda learner, state: learner.components(state))(*compute_streamed(same, 3, max_iter=5)),
+        (lambda learner, state: learner.components(state))(*compute_streamed_pca(same, 3, max_iter=5)),
     ):
         assert not found.variance.any()
         assert np.isfinite(found.table).all()
         assert found.total_variance == 0
     two = np.tile(np.array([[0], [1]], dtype=np.uint16), (15, V))
-    learner, state = compute_streamed(two, 10)
+    learner, state = compute_streamed_pca(two, 10)
     found = learner.components(state)
     np.testing.assert_allclose(found.variance[1:], 0, atol=1e-12)
     assert found.variance[0] == pytest.approx(found.total_variance)
 
 
-def test_coordinates_equal_those_of_one_hot_rows(draw_codes: np.ndarray) -> None:
+def test_coordinates_equal_those_of_one_hot_rows(row_codes: np.ndarray) -> None:
     kernel = partial(find_kernel, backend="numba")
-    hot = np.eye(K)[draw_codes].reshape(N, -1)
+    hot = np.eye(K)[row_codes].reshape(N, -1)
     u, s, _ = np.linalg.svd(hot - hot.mean(axis=0), full_matrices=False)
-    found = compute_coordinates(draw_codes, 2, kernel)
+    found = compute_coordinates(row_codes, 2, kernel)
     np.testing.assert_allclose(np.abs(found), np.abs(u[:, :2] * s[:2]), atol=1e-8)
     assert (found[np.abs(found).argmax(axis=0), [0, 1]] > 0).all()
-    assert compute_coordinates(draw_codes[:1], 2, kernel).tolist() == [[0, 0]]
+    assert compute_coordinates(row_codes[:1], 2, kernel).tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize("kind", ["random", "two rows", "one row"])
@@ -138,19 +138,19 @@ def test_coordinates_of_many_rows_need_no_full_decomposition(
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 @pytest.mark.parametrize("name", ["gather_sum", "scatter_add", "count_matches"])
-def test_kernels_of_components_equal_the_reference(draw_codes: np.ndarray, name: str, dtype: Any) -> None:
-    h, rng = np.eye(K)[draw_codes].reshape(N, -1), np.random.default_rng(3)
+def test_kernels_of_components_equal_the_reference(row_codes: np.ndarray, name: str, dtype: Any) -> None:
+    h, rng = np.eye(K)[row_codes].reshape(N, -1), np.random.default_rng(3)
     table, y = rng.normal(size=(V, K, 4)), rng.normal(size=(N, 4))
     for backend in ("reference", "numba"):
         kernel = find_kernel(f"mbn_{name}", backend)
         if name == "gather_sum":
             np.testing.assert_allclose(
-                kernel(draw_codes.astype(dtype), table), h @ table.reshape(-1, 4), atol=1e-12
+                kernel(row_codes.astype(dtype), table), h @ table.reshape(-1, 4), atol=1e-12
             )
         elif name == "count_matches":
-            np.testing.assert_array_equal(kernel(draw_codes.astype(dtype)), h @ h.T)
-            np.testing.assert_array_equal(kernel(draw_codes[:3].astype(dtype), draw_codes), h[:3] @ h.T)
+            np.testing.assert_array_equal(kernel(row_codes.astype(dtype)), h @ h.T)
+            np.testing.assert_array_equal(kernel(row_codes[:3].astype(dtype), row_codes), h[:3] @ h.T)
         else:
             total = table.copy()
-            kernel(draw_codes.astype(dtype), y, total)
+            kernel(row_codes.astype(dtype), y, total)
             np.testing.assert_allclose(total.reshape(-1, 4), table.reshape(-1, 4) + h.T @ y, atol=1e-12)

@@ -19,7 +19,7 @@ def test_sparse_rows_have_the_centroids_of_dense_rows(n: int, p: int, k: int, q:
     rng = np.random.default_rng(n)
     x, w = (rng.poisson(0.4, (m, p)).astype("f4") for m in (n, k))
     columns = np.sort(rng.permutation(p)[:q])
-    # Each centroid needs an entry other than 0, because the cosine of a centroid of zeros is undefined.
+    # Each centroid gets an entry other than 0, because the cosine divides by the length of a centroid.
     w[:, columns[0]] += 1.0
     want = reference.nearest(x, columns, reference.make_bank(w[:, columns], metric))
     for module in (reference, sparse):
@@ -158,7 +158,7 @@ def test_counts_at_the_limits_of_int16_do_not_overflow(many: int) -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-24, 1e-35])
-def test_rows_whose_squares_exceed_float32_are_decided(scale: float) -> None:
+def test_rows_whose_squares_vanish_in_float32_are_decided(scale: float) -> None:
     rng = np.random.default_rng(8)
     w = rng.normal(size=(150, 40)).astype("f4") + 3.0
     w[75:] = w[:75] + (1e-7 * rng.normal(size=(75, 40))).astype("f4")
