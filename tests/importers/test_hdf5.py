@@ -58,7 +58,7 @@ def test_any_layout_gives_the_same_rows(
 
 
 def test_files_are_opened_with_a_larger_chunk_cache(tmp_path: Path) -> None:
-    """With a cache of 4 MiB, HDF5 unpacks a chunk once, even if two shards (of 7 rows) share the chunk."""
+    """HDF5 with a cache of 4 MiB unpacks a chunk once, even if two shards (of 7 rows) share the chunk."""
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", data=X, chunks=(10, 5, 4))
     with hdf5.open_h5(tmp_path / "a.h5", "HDF5 file") as opened:
