@@ -58,8 +58,8 @@ def nothing() -> None:
     pass
 
 
-def step(site: FitOnWorker, first: int, last: int, threads: int = 1) -> list[np.ndarray]:
-    with site.runner(first, last, threads, nothing) as runner:
+def step(site: FitOnWorker, first: int, stop: int, threads: int = 1) -> list[np.ndarray]:
+    with site.runner(first, stop, threads, nothing) as runner:
         return list(runner.run(0, 0, site.state(Place())).nodes().values())
 
 

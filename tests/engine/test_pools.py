@@ -366,12 +366,12 @@ def test_a_mixed_pool_is_reported_once_with_its_tolerance() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "all_cards"), [([], False), ([{"GPU": 1.0}], True), ([{"GPU": 1.0}, {}], False)]
+    ("workers", "all_on_gpu"), [([], False), ([{"GPU": 1.0}], True), ([{"GPU": 1.0}, {}], False)]
 )
 def test_large_gpu_blocks_need_a_cluster_of_gpus_only(
-    workers: list[dict[str, float]], all_cards: bool
+    workers: list[dict[str, float]], all_on_gpu: bool
 ) -> None:
     """Large blocks are fast on a GPU, but there are too few large blocks to use CPU workers as well."""
     known = {str(i): {"resources": offered} for i, offered in enumerate(workers)}
     client: Any = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": known})
-    assert all_use_gpu(client) is all_cards
+    assert all_use_gpu(client) is all_on_gpu

@@ -23,8 +23,8 @@ from tests.helpers import HookLog
 
 pytestmark = pytest.mark.gpu
 OPTIONS: dict[str, Any] = {"capsule_dim": 3, "projection": None, "nu_schedule": None, "random_state": 0}
-# Largest difference of the weights after five passes, relative to the largest weight. Each pass may move the
-# weights by the tolerance of its sums.
+# Largest allowed difference of the weights of a fit with a GPU and of a fit on CPUs after PASSES passes,
+# relative to the largest weight. The sums of both differ by at most TOLERANCE in each pass, which adds up.
 WEIGHT_TOLERANCE, PASSES = 1e-3, 5
 
 
