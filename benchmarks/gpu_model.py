@@ -355,7 +355,7 @@ def earlier_mbn_upper_group(
 
 
 def mbn_nearest_sparse(n_rows: int, entries: int, on_card: bool = True) -> Work:
-    """Return the work of ``mbn_nearest_sparse`` for CSR rows with ``entries`` stored numbers in total."""
+    """Return the work of ``mbn_nearest_sparse``: nearest centroids of CSR rows with ``entries`` numbers."""
     rows = 8.0 * entries + 4 * (n_rows + 1)
     return Work(
         memory_bytes=rows + 4 * n_rows,
@@ -626,7 +626,8 @@ MBN_POOL_SIZES = 60_000, 784, 392, 16_000, 1
 HCN_SWEEP_SIZES = 128, 5, 576, 19 * 17 * 32, 48 * 32
 # Arguments of hcn_visit: 128 leaves (ranges of images) of 40 images of 28 x 28; 32 features of 5 x 5 pixels.
 HCN_VISIT_SIZES = 128, 40, 784, 24 * 24 * 32, 25 * 32, 24 * 24 * 25 * 32 + 32, 5
-# Arguments of crbm_step for 784 inputs and outputs: default steps of 20 rows, and steps of 1,280 rows.
+# Arguments of crbm_step (outputs, hidden units, inputs, chains, rows of a chain, sweeps): default steps of 20
+# rows, and steps of 1,280 rows.
 CRBM_SMALL_SIZES, CRBM_LARGE_SIZES = (784, 256, 784, 2, 10, 32), (784, 256, 784, 64, 20, 32)
 # Arguments of capsule_block for rows in float32 and in uint8, and the bytes of the uint8 rows.
 CAPSULE_SIZES = 65_536, 784, 20, 1, None, 4

@@ -175,7 +175,7 @@ def compare_threads(rng: np.random.Generator, rounds: int, quick: bool) -> list[
 
 
 def measure_sgemm(jobs: int, p: int, rounds: int) -> float:
-    """Return the operations per second of products of 2,048 rows with 1,100 columns in ``jobs`` threads."""
+    """Return the operations per second of ``jobs`` threads that each multiply 2,048 rows by 1,100 columns."""
     rows, columns = 2048, 1100
     x, w = np.ones((rows, p), np.float32), np.ones((p, columns), np.float32)
     out = [np.empty((rows, columns), np.float32) for _ in range(jobs)]

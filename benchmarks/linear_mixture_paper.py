@@ -797,7 +797,7 @@ def measure_temperatures(name: str, args: Any) -> dict[str, Any]:
 
 
 def make_hook_points(angle: np.ndarray) -> np.ndarray:
-    """Return points (n, 2) of a curve that turns back on itself, at angles in radians."""
+    """Return points (n, 2) of a flat ellipse at angles in radians; a part of it looks like a hook."""
     return np.stack([2 * np.cos(angle), 0.5 * np.sin(angle)], axis=-1)
 
 

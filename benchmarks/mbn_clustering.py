@@ -18,11 +18,12 @@ with 98 % of the variance; the same PCA, whitened, as in the paper; and the outp
 components as classes. The results are NMI and accuracy in percent, as mean and standard deviation over
 --seeds networks; 3 seeds if a fit takes more than a minute. The decay of a network is the ratio of the
 numbers of centroids in consecutive layers, k1 is the number in the first layer, V is the number of
-clusterings in a layer, and a is the share of the features that a clustering uses. The decays are those of
+clusterings in a layer, and a is the share of the features that a clustering uses. A pool is a set of random
+rows from which several clusterings draw their centroids; the paper has none. The decays are those of
 --decays, and decay="auto", which chooses one without labels.
 
-In the part mnist all decays share one first layer. Needs SCALELATENT_DATA. The first of these commands
-measures "auto" again and keeps the decays of earlier runs; the second adds seeds to earlier runs:
+In the part mnist all decays share one first layer. All sets but wine and digits need SCALELATENT_DATA. Below,
+the first command measures "auto" again and keeps earlier decays, and the second adds seeds to earlier runs:
 
     python benchmarks/mbn_clustering.py --parts wine,thyroid,umist,isolet1,coil20,mnist5000
         --skip-baselines --skip-decays

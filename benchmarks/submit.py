@@ -121,7 +121,7 @@ def start_cluster(folder: Path, workers: int) -> tuple[str, list[subprocess.Pope
 
 
 def measure_first_spans(client: Client, folder: Path, address: str, rounds: int) -> dict[str, Any]:
-    """Return seconds from the start of the command or call to its end and to the job's first task."""
+    """Return seconds from the start of a command or call to its end, and to the job's first task (span)."""
     found: dict[str, list[dict[str, float]]] = {"command line": [], "submit_job": []}
     for i in range(rounds):
         for way in found:

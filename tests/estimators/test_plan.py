@@ -56,8 +56,8 @@ def test_planned_sizes_are_those_of_the_model() -> None:
     plan = model.plan(make_rows(5000, 300), validation=make_rows(1000, 300))
     assert set(plan["stages"]) == {"svd", "moments", "estep"}
     estep = plan["stages"]["estep"]
-    # The float64 numbers are four sums (log-loss, errors, active rows, weight) of the only model, the number of
-    # rows, and products of 10 x 4 residuals with 197 columns: 196 of the default projection, and an intercept.
+    # The float64 numbers are four sums (log-loss, errors, active rows, weight), the number of rows, and
+    # products of 10 x 4 residuals with 197 columns: 196 of the default projection, and an intercept.
     assert estep["statistic_bytes"] == 8 * (5 + 40 * 197)
     assert estep["rows"] == 6000
     assert plan["stages"]["moments"]["statistic_bytes"] == 8 * (10 * 197 * 197 + 20)
