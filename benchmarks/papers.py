@@ -420,17 +420,18 @@ def paper_hcn() -> Rows:
 def paper_mixtures() -> Rows:
     """Yield the rows of the table that compares with Hinton, Revow and Dayan (1995)."""
     found = read("linear_mixture_paper")
-    few, all_rows = found["table1_usps732"], found["table1_usps"]
+    parts = {"table1_usps732": "USPS", "table1_usps": "USPS", "table1_mnist16": "MNIST"}
     for weights, error in PAPER_TANGENTS.items():
         cells = (
-            f"{of['rows']:,} rows {mean_of(of['n_dims 10'][weights]['error'])} %" for of in (few, all_rows)
+            f"{found[part]['rows']:,} rows of {name} {mean_of(found[part]['n_dims 10'][weights]['error'])} %"
+            for part, name in parts.items()
         )
         yield (
             "Table 1",
             f"error by tangents in clustering, recognition: {weights}",
             f"{error:.2f} %",
             "; ".join(cells),
-            cite("linear_mixture_paper.py --parts table1_usps732,table1_usps"),
+            cite("linear_mixture_paper.py --parts table1_usps732,table1_usps,table1_mnist16"),
         )
     names = {"plain": "linear models", "tangent distance": "with tangent distance"}
     for way, name in names.items():
