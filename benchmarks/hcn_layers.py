@@ -79,7 +79,7 @@ def compute_bare_messages(s: Any, w: Any, to_s: Any, to_w: Any, rounds: Any) -> 
 
 
 def time_pieces(seed: int) -> dict[str, Any]:
-    """Return milliseconds of the operations of a pass and of what they are compared with, and the ratios."""
+    """Return milliseconds of the operations of a pass and of the compared operations, and the ratios."""
     x, y = image_set("traits", seed=seed).rows(0, IMAGES)
     params: dict[str, Any] = {"layers": [(4, 13)], "templates": 2, "online": False, "random_state": seed}
     net = sl.HierarchicalCompositionalNetwork(n_epochs=1, **params).fit(x, y)._network.net

@@ -299,7 +299,7 @@ def measure_choices(x: np.ndarray, classes: int, args: Any, seeds: int = 10) -> 
 
 
 def read_earlier_results(path: Any, name: str) -> dict[str, Any]:
-    """Return the results of earlier runs on a data set; this run replaces what it measures again."""
+    """Return the results of earlier runs on a data set; this run replaces those that it repeats."""
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
     if name not in parts:
         return {}

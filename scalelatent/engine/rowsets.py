@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,11 +128,15 @@ class UncopiedSets:
 
     def source_rows(self) -> HostRows:
         """Return all rows of the dataset, read-only. A process keeps those of the last dataset in memory."""
-        return _read_all(self.spec)
+        with _READING:  # so that threads that start together read the rows once
+            return _read_all(self.spec)
 
     def read(self, which: int, count: int = 1) -> HostRows:
         """Return the rows of ``count`` sets, from the set ``which`` on, one set after the other."""
         return DrawnSets(self.sets, self.source_rows()).read(which, count)
+
+
+_READING = Lock()
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""All learners of conditional RBMs learn with CUDA kernels what they learn on a processor, within 2e-5.
+"""All learners of conditional RBMs learn the same with CUDA kernels as on a processor, within 2e-5.
 
 The stand-in for CuPy refuses operations that mix host and device arrays.
 """

@@ -95,7 +95,7 @@ def test_submit_reports_what_a_slow_step_waits_for(job_paths, monkeypatch, slow)
     def require_checks(client, checks, wanted):
         step("check_folder" if "folder" in checks else "require_checks")()
 
-    def tell(line):
+    def collect_line(line):
         if line.startswith(f"waiting for {STEPS[slow]}"):
             reported.set()
 
@@ -112,7 +112,7 @@ def test_submit_reports_what_a_slow_step_waits_for(job_paths, monkeypatch, slow)
     ):
         monkeypatch.setattr(submit, name, step(name))
     with pytest.raises(JobError, match="the step ended"):
-        submit.submit_job(load_job(job_paths.job), scheduler="tcp://10.0.0.1:8786", print_line=tell)
+        submit.submit_job(load_job(job_paths.job), scheduler="tcp://10.0.0.1:8786", print_line=collect_line)
 
 
 def test_submit_prints_nothing_for_quick_steps():

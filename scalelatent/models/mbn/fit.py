@@ -438,14 +438,14 @@ def _estimate_memory(
         ready = 8 * layer.rows_per_set * (layer.n_columns + layer.share)
     code_bytes = tiles["tile_columns"] * np.dtype(layer.code_dtype).itemsize
     rows = max(COLUMN_BLOCK_BYTES, tiles["shard_rows"] * (row_bytes + code_bytes)) + row_bytes
-    gathered = 2 * threads * max(centroids, min(SHARD_BYTES, 16 * centroids))
-    if layer.reads_codes_below:
-        gathered = len(train) * row_bytes  # the codes from which the process takes centroids
+    purpose, nbytes = "centroids being gathered", threads * max(centroids, min(SHARD_BYTES, 16 * centroids))
+    if layer.reads_codes_below:  # twice, because a process reads these codes before it drops older ones
+        purpose, nbytes = "codes of the layer below", len(train) * row_bytes
     return {
         "process": process_bytes(resources),
         "rows of a task": threads * (2 * rows + _count_converted_bytes(layer, train, tiles["shard_rows"])),
         "centroids in use": threads * (at_once * centroids + ready),
-        "centroids being gathered": gathered,
+        purpose: 2 * nbytes,
     }
 
 
