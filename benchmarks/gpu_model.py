@@ -439,14 +439,15 @@ def hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) 
     """
     read = 4.0 * chains * (2 * images * pixels + 2 * images * places + 2 * weights)
     shared = 4 * (images * places + weights) < 232_448 - 1024
-    seconds = SHARED_PIXEL_SECONDS if shared and chains <= 132 else PIXEL_SECONDS
+    cycles = PIXEL_CYCLES + PAIRS_CYCLES * math.ceil(weights / 256)
+    seconds = (cycles if shared and chains <= 132 else cycles + CACHE_CYCLES) / CLOCK
     return Work(memory_bytes=read, launches=1, serial_seconds=images * pixels * seconds)
 
 
 def earlier_hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) -> Work:
     """Return the work of ``hcn_sweep`` in an earlier version, which kept no beliefs in shared memory."""
     now = hcn_sweep(chains, images, pixels, places, weights)
-    return replace(now, serial_seconds=images * pixels * PIXEL_SECONDS)
+    return replace(now, serial_seconds=images * pixels * EARLIER_PIXEL_SECONDS)
 
 
 def hcn_sweep_messages(
@@ -469,8 +470,12 @@ def hcn_decode_images(
     return Work(memory_bytes=read, launches=1, uploads=1, downloads=1, copied_bytes=4.0 * (weights + images))
 
 
-# Estimated seconds to update one pixel in a sweep: beliefs in the second-level cache, or in shared memory.
-PIXEL_SECONDS, SHARED_PIXEL_SECONDS = 2e-6, 1e-6
+# Estimated cycles to update one pixel in a sweep: for each round, in which 8 warps update 32 pairs each; for sums
+# of the warps, barriers and the first reads; and more if the beliefs are in the second-level cache in place of
+# shared memory. A pair takes 36 instructions of the machine code for compute capability 9.0, and a scheduler
+# has two of the warps. The earlier version took 95 instructions; its seconds are estimated as a whole.
+PAIRS_CYCLES, PIXEL_CYCLES, CACHE_CYCLES, CLOCK = 72, 550, 1000, 1.755e9
+EARLIER_PIXEL_SECONDS = 2e-6
 # Largest number of bytes of the arrays of a kernel call, as in models/hcn/model/stored_messages.py.
 KERNEL_CALL_BYTES = 2**31
 
@@ -697,6 +702,15 @@ def predict_all() -> list[dict[str, float | str]]:
     ]
 
 
+def count_cores() -> float:
+    """Return how many processor cores have the predicted rate of the example of ``hcn_sweep`` on an H100."""
+    chains, images, _, places, weights = HCN_SWEEP_SIZES
+    pairs = chains * images * places * weights // 32  # a place of one of 32 features has a pair for each weight
+    kernels = json.loads((Path(__file__).parent / "results" / "hcn_kernels.json").read_text())["results"]
+    rate = kernels["24 x 24, 32 features of 8 x 6"]["pairs_per_second"]["without messages"]
+    return pairs / hcn_sweep(*HCN_SWEEP_SIZES).predicted_seconds(H100) / rate
+
+
 def predict(name: str, before: Work, after: Work, card: Card) -> dict[str, float | str]:
     """Return the predicted seconds of a call before and after a change, with its launches and copies."""
     limit = after.card_seconds(card)
@@ -737,7 +751,8 @@ def main() -> int:
         waits = f"{line['before_downloads']} -> {line['after_downloads']}"
         print(f"{line['example']:50}{line['card']:10}{shares}  {waits}")
     if args.json:
-        args.json.write_text(json.dumps({"measured": False, "predictions": found}, indent=1) + "\n")
+        content = {"measured": False, "hcn_cores": round(count_cores(), 1), "predictions": found}
+        args.json.write_text(json.dumps(content, indent=1) + "\n")
     return 0
 
 

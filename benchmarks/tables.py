@@ -1337,6 +1337,8 @@ def gpu_predictions() -> Iterable[Iterable[Any]]:
     found = {(r["example"], r["card"].split()[0]): r for r in content["predictions"]}
     for work, example in _PREDICTED.items():
         cards = [found[example, card] for card in ("H100", "H200")]
+        if example.startswith("hcn sweep"):
+            work += f": the work of {content['hcn_cores']:.0f} processor cores"
         shares = (f"{100 * r['before_share']:.2g} % → {100 * r['after_share']:.2g} %" for r in cards)
         yield work, *shares, f"{cards[0]['before_downloads']} → {cards[0]['after_downloads']}"
 

@@ -34,24 +34,36 @@ struct Shape {
     int channels, height, width, high, wide, h, w, features;
 };
 
-// Pairs of a pixel: `rows` rows of `run` pairs each. s_step and w_step are the numbers of elements from one row to
-// the next in S and in W; s and w are the indices of the first position in S and of the first weight in W.
+// Tree of a pixel: `rows` rows of `run` pairs each. s and w are the indices of the first position in S and of the first
+// weight in W; b is the log odds of the pixel, `index` its number in all images, and `layer` numbers image and channel.
 struct Tree {
-    int rows, run, s_step, w_step, s, w;
+    int rows, run, s, w, b, index, layer, image;
 };
 
-__device__ __forceinline__ Tree tree_of(const Shape& shape, int channel, int y, int x) {
+__device__ __forceinline__ Tree tree_of(const Shape& shape, const int* evidence, int index) {
+    const int plane = shape.height * shape.width, layer = index / plane, y = (index - layer * plane) / shape.width;
+    const int x = index - layer * plane - y * shape.width, channel = layer % shape.channels;
     const int r = larger(0, y - shape.h + 1), c = larger(0, x - shape.w + 1);
     const int cols = smaller(shape.wide - 1, x) - c + 1;
     const int i = r - y + shape.h - 1, j = c - x + shape.w - 1;
     Tree tree;
     tree.rows = smaller(shape.high - 1, y) - r + 1;
     tree.run = cols * shape.features;
-    tree.s_step = shape.wide * shape.features;
-    tree.w_step = shape.w * shape.features;
     tree.s = (r * shape.wide + c) * shape.features;
     tree.w = ((channel * shape.h + i) * shape.w + j) * shape.features;
+    tree.b = evidence[index];
+    tree.index = index;
+    tree.layer = layer;
+    tree.image = layer / shape.channels;
     return tree;
+}
+
+// Returns the tree that lane `lane` of the warp holds.
+__device__ __forceinline__ Tree tree_of_lane(const Tree& own, int lane) {
+    return {__shfl_sync(EVERY_LANE, own.rows, lane), __shfl_sync(EVERY_LANE, own.run, lane),
+            __shfl_sync(EVERY_LANE, own.s, lane), __shfl_sync(EVERY_LANE, own.w, lane),
+            __shfl_sync(EVERY_LANE, own.b, lane), __shfl_sync(EVERY_LANE, own.index, lane),
+            __shfl_sync(EVERY_LANE, own.layer, lane), __shfl_sync(EVERY_LANE, own.image, lane)};
 }
 
 // Returns to each thread the sum of `total` over all threads of the thread block.
@@ -97,58 +109,73 @@ __device__ __forceinline__ int message(int other, int g) {
     return larger(0, other + g) - larger(0, other);
 }
 
-// Updates the messages of a tree to the pairs of this thread. KEPT is the number of stored messages per pair, and M is
-// the type of a stored message; if KEPT is 1, the weights are fixed and get no messages. b is the log odds of the
-// pixel. `held` gets 1 for each row with nonzero messages to weights. Returns true if a stored message changed.
-template <int KEPT, class M>
-__device__ __forceinline__ bool update(const Tree& tree, int b, int* s, int* w, M* to_s, M* to_w,
+// Updates the messages of a tree to the pairs of this thread. A warp updates every WARPS-th row, so that no pair needs
+// a division. KEPT is the number of stored messages per pair, and M is the type of a stored message; if KEPT is 1, the
+// weights are fixed and get no messages. s_step and w_step are the numbers of elements from one row to the next in S
+// and in W. ON is true if the pixel is more likely on than off, b > 0. `held` gets 1 for each row with nonzero messages
+// to weights. Returns true if a stored message changed.
+template <int KEPT, bool ON, class M>
+__device__ __forceinline__ bool update(const Tree& tree, int s_step, int w_step, int* s, int* w, M* to_s, M* to_w,
                                        unsigned char* held, float damping) {
-    const int pairs = tree.rows * tree.run;
-    if (KEPT == 2)  // rows with nonzero messages are set to 1 below, after the barrier in add_up or largest_two
-        for (int row = threadIdx.x; row < tree.rows; row += THREADS) held[row] = 0;
+    const int b = tree.b, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int total = 0, first = LEAST, second = LEAST;
-    for (int k = threadIdx.x; k < pairs; k += THREADS) {
-        const int row = k / tree.run, at = k - row * tree.run;
-        const int in_s = s[tree.s + row * tree.s_step + at] - (KEPT ? to_s[k] : 0);
-        const int in_w = w[tree.w + row * tree.w_step + at] - (KEPT == 2 ? to_w[k] : 0);
-        const int t = smaller(in_s + in_w, smaller(in_s, in_w));
-        if (b <= 0) {
-            total += smaller(larger(t, 0), -b);
-        } else {
-            second = larger(second, smaller(first, t));
-            first = larger(first, t);
+    for (int row = warp; row < tree.rows; row += WARPS) {
+        const int *places = s + tree.s + row * s_step, *weights = w + tree.w + row * w_step;
+        const int base = row * tree.run;  // number of the first message of the row
+        for (int k = lane; k < tree.run; k += 32) {
+            const int in_s = places[k] - (KEPT ? to_s[base + k] : 0);
+            const int in_w = weights[k] - (KEPT == 2 ? to_w[base + k] : 0);
+            const int t = smaller(in_s + in_w, smaller(in_s, in_w));
+            if (ON) {
+                second = larger(second, smaller(first, t));
+                first = larger(first, t);
+            } else {
+                total += smaller(larger(t, 0), -b);
+            }
         }
     }
-    if (b <= 0)
-        total = add_up(smaller(total, -2 * b));  // a larger sum has the same effect, but could overflow int
-    else
+    if (ON)
         largest_two(first, second);
+    else
+        total = add_up(smaller(total, -2 * b));  // a larger sum has the same effect, but could overflow int
     const int rest = smaller(b, larger(0, -first)), top = smaller(b, larger(0, -second));
     bool changed = false;
-    for (int k = threadIdx.x; k < pairs; k += THREADS) {
-        const int row = k / tree.run, at = k - row * tree.run;
-        int& place = s[tree.s + row * tree.s_step + at];
-        int& weight = w[tree.w + row * tree.w_step + at];
-        const int old_s = KEPT ? to_s[k] : 0, old_w = KEPT == 2 ? to_w[k] : 0;
-        const int in_s = place - old_s, in_w = weight - old_w;
-        const int t = smaller(in_s + in_w, smaller(in_s, in_w));
-        const int g = b <= 0 ? smaller(0, b + total - smaller(larger(t, 0), -b)) : t == first ? top : rest;
-        int change = message(in_w, g) - old_s;
-        if (KEPT == 2) change = static_cast<int>(rintf(damping * static_cast<float>(change)));
-        if (change) place += change;
-        if (KEPT) {
-            to_s[k] = static_cast<M>(old_s + change);
-            changed |= change != 0;
+    for (int row = warp; row < tree.rows; row += WARPS) {
+        int *places = s + tree.s + row * s_step, *weights = w + tree.w + row * w_step;
+        const int base = row * tree.run;
+        bool nonzero = false;
+        int next_place = lane < tree.run ? places[lane] : 0, next_weight = lane < tree.run ? weights[lane] : 0;
+        for (int k = lane; k < tree.run; k += 32) {
+            const int place = next_place, weight = next_weight;
+            if (k + 32 < tree.run) {  // read the next pair now, so that it does not wait for the writes of this one
+                next_place = places[k + 32];
+                next_weight = weights[k + 32];
+            }
+            const int old_s = KEPT ? to_s[base + k] : 0, old_w = KEPT == 2 ? to_w[base + k] : 0;
+            const int in_s = place - old_s, in_w = weight - old_w;
+            const int t = smaller(in_s + in_w, smaller(in_s, in_w));
+            const int g = !ON ? smaller(0, b + total - smaller(larger(t, 0), -b)) : t == first ? top : rest;
+            int change = message(in_w, g) - old_s;
+            if (KEPT == 2) change = static_cast<int>(rintf(damping * static_cast<float>(change)));
+            if (change) places[k] = place + change;
+            if (KEPT) {
+                to_s[base + k] = static_cast<M>(old_s + change);
+                changed |= change != 0;
+            }
+            if (KEPT == 1) continue;
+            change = message(in_s, g) - old_w;
+            if (KEPT == 2) {
+                change = static_cast<int>(rintf(damping * static_cast<float>(change)));
+                to_w[base + k] = static_cast<M>(old_w + change);
+                changed |= change != 0;
+                nonzero |= old_w + change != 0;
+            }
+            if (change) weights[k] = weight + change;
         }
-        if (KEPT == 1) continue;
-        change = message(in_s, g) - old_w;
         if (KEPT == 2) {
-            change = static_cast<int>(rintf(damping * static_cast<float>(change)));
-            to_w[k] = static_cast<M>(old_w + change);
-            changed |= change != 0;
-            if (old_w + change) held[row] = 1;
+            const bool kept = __ballot_sync(EVERY_LANE, nonzero) != 0;
+            if (lane == 0) held[row] = kept;
         }
-        if (change) weight += change;
     }
     return changed;
 }
@@ -160,21 +187,30 @@ __device__ __forceinline__ int walk(const Shape& shape, const int* evidence, con
                                     int* w, M* to_s, M* to_w, unsigned char* held, int room, const int* begins,
                                     float damping) {
     const int plane = shape.height * shape.width, places = shape.high * shape.wide * shape.features;
+    const int s_step = shape.wide * shape.features, w_step = shape.w * shape.features;
     int moved = 0;
-    for (int p = 0; p < pixels; ++p) {
-        const int index = order[p], pixel = index % plane, layer = index / plane;  // layer: image and channel
-        const int b = evidence[index];
-        if (b == 0 && KEPT != 2) continue;  // an unknown pixel sends messages of 0, which may replace stored ones
-        const int image = layer / shape.channels, channel = layer % shape.channels;
-        const Tree tree = tree_of(shape, channel, pixel / shape.width, pixel % shape.width);
-        const size_t kept = KEPT ? static_cast<size_t>(layer) * room + begins[pixel] : 0;
-        const bool changed = update<KEPT, M>(tree, b, s + static_cast<size_t>(image) * places, w, to_s + kept,
-                                          to_w + (KEPT == 2 ? kept : 0),
-                                          held + (KEPT == 2 ? static_cast<size_t>(index) * shape.h : 0), damping);
-        if (KEPT)
-            moved += __syncthreads_count(changed) != 0;  // also a barrier, after which all log odds are written
-        else
-            __syncthreads();
+    for (int begin = 0; begin < pixels; begin += 32) {
+        // Each lane of a warp finds the tree of one of 32 pixels, so the reads and divisions of 32 trees take the time
+        // of one.
+        const int last = pixels - 1 - begin;
+        const Tree own = tree_of(shape, evidence, order[begin + smaller(last, threadIdx.x % 32)]);
+        for (int lane = 0; lane <= smaller(last, 31); ++lane) {
+            const Tree tree = tree_of_lane(own, lane);
+            // An unknown pixel sends messages of 0, which may replace stored ones.
+            if (tree.b == 0 && KEPT != 2) continue;
+            const size_t kept =
+                KEPT ? static_cast<size_t>(tree.layer) * room + begins[tree.index - tree.layer * plane] : 0;
+            int* own_s = s + static_cast<size_t>(tree.image) * places;
+            M *own_to_s = to_s + kept, *own_to_w = to_w + (KEPT == 2 ? kept : 0);
+            unsigned char* rows = held + (KEPT == 2 ? static_cast<size_t>(tree.index) * shape.h : 0);
+            const bool changed =
+                tree.b > 0 ? update<KEPT, true>(tree, s_step, w_step, own_s, w, own_to_s, own_to_w, rows, damping)
+                           : update<KEPT, false>(tree, s_step, w_step, own_s, w, own_to_s, own_to_w, rows, damping);
+            if (KEPT)
+                moved += __syncthreads_count(changed) != 0;  // also a barrier, after which all log odds are written
+            else
+                __syncthreads();
+        }
     }
     return moved;
 }
