@@ -269,8 +269,9 @@ EARLIER_DRAW_SECONDS = 3.9e-9
 # Estimated seconds in which a GPU thread adds a unit (centroid of the layer below) to those that were drawn,
 # or removes one: two memory accesses and a division.
 CHANGE_SECONDS = 0.6e-6
-# Seconds in which the host draws the number of one row that becomes a centroid; measured on a busy CPU.
-ROW_SECONDS = 18e-9
+# Estimated seconds of a step in which a thread block draws 256 numbers and compares each with those of the
+# threads before it, and of a step in which it looks for marks in 256 places of a mask.
+DRAW_SECONDS, MARK_SECONDS = 1e-6, 0.1e-6
 # Seconds in which the host, in an earlier version, read one code of a centroid (2 bytes at an estimated
 # 1 GB/s) and sorted it (measured on a busy CPU).
 READ_SECONDS, SORT_SECONDS = 2e-9, 18.5e-9
@@ -291,6 +292,17 @@ def mbn_choose_masks(clusterings: int, n_codes: int, n_below: int) -> Work:
         flops=10 * clusterings * units,
         launches=2,
         serial_seconds=changes * CHANGE_SECONDS,
+    )
+
+
+def mbn_choose_numbers(clusterings: int, n_rows: int, n_centroids: int) -> Work:
+    """Return the work of ``mbn_choose_numbers``, which draws the rows that become centroids."""
+    few = 16 * n_centroids < n_rows
+    steps = math.ceil(n_centroids / 256) * DRAW_SECONDS * few + math.ceil(n_rows / 256) * MARK_SECONDS
+    return Work(
+        memory_bytes=clusterings * (2.0 * n_rows + 4.0 * n_centroids),
+        launches=2 if few else 3,
+        serial_seconds=steps,
     )
 
 
@@ -316,18 +328,11 @@ def mbn_nearest_codes(n_rows: int, n_codes: int, clusterings: int = 1) -> Work:
 def mbn_upper_group(n_rows: int, n_codes: int, n_centroids: int, n_below: int, clusterings: int) -> Work:
     """Return the work of several clusterings of an upper layer.
 
-    The codes of all rows in the layer below are on the GPU. The host draws the rows that become centroids.
+    The codes of all rows in the layer below are on the GPU. Centroids are drawn from these rows.
     """
-    rows = clusterings * n_centroids
-    gather = Work(
-        memory_bytes=4.0 * rows * n_codes,
-        launches=1,
-        uploads=1,
-        copied_bytes=8.0 * rows,
-        host_seconds=rows * ROW_SECONDS,
-    )
     return (
-        gather
+        mbn_choose_numbers(clusterings, n_rows, n_centroids)
+        + Work(memory_bytes=4.0 * clusterings * n_centroids * n_codes, launches=1)
         + mbn_choose_masks(clusterings, n_codes, n_below)
         + mbn_make_lists(clusterings, n_codes, n_centroids, n_below)
         + mbn_nearest_codes(n_rows, n_codes, clusterings)
@@ -470,10 +475,10 @@ def hcn_decode_images(
     return Work(memory_bytes=read, launches=1, uploads=1, downloads=1, copied_bytes=4.0 * (weights + images))
 
 
-# Estimated cycles to update one pixel in a sweep: for each round, in which 8 warps update 32 pairs each; for sums
-# of the warps, barriers and the first reads; and more if the beliefs are in the second-level cache in place of
-# shared memory. A pair takes 36 instructions of the machine code for compute capability 9.0, and a scheduler
-# has two of the warps. The earlier version took 95 instructions; its seconds are estimated as a whole.
+# Estimated cycles to update one pixel in a sweep: for each round, in which 8 warps update 32 pairs each; for
+# sums of the warps, barriers and the first reads; and more if the beliefs are in the second-level cache,
+# not in shared memory. A pair takes 36 instructions of the machine code for compute capability 9.0, and two
+# warps share a scheduler. The earlier version took 95 instructions; its seconds are estimated as a whole.
 PAIRS_CYCLES, PIXEL_CYCLES, CACHE_CYCLES, CLOCK = 72, 550, 1000, 1.755e9
 EARLIER_PIXEL_SECONDS = 2e-6
 # Largest number of bytes of the arrays of a kernel call, as in models/hcn/model/stored_messages.py.
@@ -705,7 +710,8 @@ def predict_all() -> list[dict[str, float | str]]:
 def count_cores() -> float:
     """Return how many processor cores have the predicted rate of the example of ``hcn_sweep`` on an H100."""
     chains, images, _, places, weights = HCN_SWEEP_SIZES
-    pairs = chains * images * places * weights // 32  # a place of one of 32 features has a pair for each weight
+    # A place belongs to one of 32 features, and has a pair for each weight of that feature.
+    pairs = chains * images * places * weights // 32
     kernels = json.loads((Path(__file__).parent / "results" / "hcn_kernels.json").read_text())["results"]
     rate = kernels["24 x 24, 32 features of 8 x 6"]["pairs_per_second"]["without messages"]
     return pairs / hcn_sweep(*HCN_SWEEP_SIZES).predicted_seconds(H100) / rate

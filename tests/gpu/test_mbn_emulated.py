@@ -23,6 +23,8 @@ KERNELS = {
     "mbn_sparse",
     "mbn_draw",
     "mbn_complete",
+    "mbn_draw_few",
+    "mbn_list_marked",
     "mbn_lists",
     "mbn_count_u16",
     "mbn_count_i32",
@@ -201,6 +203,16 @@ def test_draws_on_the_device_equal_those_of_a_processor(fake, gpu, n, m):
     np.testing.assert_array_equal(masks.get(), want)
 
 
+@pytest.mark.parametrize("by_mask", [False, True])
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (70, 3), (300, 299), (9001, 500), (60_000, 2000)])
+def test_numbers_that_a_device_draws_equal_those_of_a_processor(gpu, n, m, by_mask):
+    key = make_key(7, "rows")
+    found = gpu.choose_numbers(key, 2, 5, 3, n, m, by_mask).get()
+    want = draws.choose_numbers(key, 2, 5, 3, n, m, by_mask)
+    np.testing.assert_array_equal(found, want)
+    assert all(len(np.unique(found[i * m : (i + 1) * m])) == m for i in range(3))
+
+
 def test_more_centroids_than_16_bits_have_codes_of_32_bits(gpu):
     codes = np.arange(2**16 + 5, dtype="u4")[None, :, None]
     lists = gpu.make_lists(codes, np.ones((1, 1, 2**16 + 5), dtype=bool))
@@ -220,6 +232,7 @@ def test_every_kernel_is_launched_with_its_declared_arguments(fake, gpu, emulate
         gpu.nearest(rows, np.arange(4), gpu.make_bank(rows, "euclidean"))
     gpu.nearest_sparse(to_csr_rows(x), gpu.make_sparse_bank(to_csr_rows(x), np.arange(4), "cosine"))
     units = gpu.choose_masks(make_key(0, "units"), 2, 0, 1, 8, 4).reshape(1, 4, 2)
+    gpu.choose_numbers(make_key(0, "rows"), 2, 0, 1, 90, 3, False)
     lists = gpu.make_lists(x[None].astype("u2"), units)
     gpu.nearest_codes(x.astype("u2"), lists)
     gpu.nearest_codes(x.astype("u2"), replace(lists, members=fake.zeros((1, 4, 2**16 + 1), "i4")))

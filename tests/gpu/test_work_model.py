@@ -242,6 +242,11 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
     assert counts.measure_second_call(lambda: gpu.choose_masks(key, 2, 0, 2, 48, 24)) == expected(
         model.mbn_choose_masks(2, 6, 8)
     )
+    for n, m in ((50, 4), (100, 4)):  # the second draw is of few numbers, 4 of 100
+        by_mask = 16 * m >= n
+        assert counts.measure_second_call(
+            lambda size=(n, m, by_mask): gpu.choose_numbers(key, 2, 0, 2, *size)
+        ) == expected(model.mbn_choose_numbers(2, n, m))
     units = gpu.choose_masks(key, 2, 0, 2, 48, 24).reshape(2, 6, 8)
     assert counts.measure_second_call(lambda: gpu.make_lists(codes, units)) == expected(
         model.mbn_make_lists(2, 6, 4, 8)
@@ -263,7 +268,7 @@ def test_the_model_counts_the_work_of_bootstrap_networks(fake, counts, model, mo
     # and each of the two clusterings had a launch and two uploads of its own.
     assert counts.copied_bytes == 2 * 7 * 2
     before, now = (f(7, 6, 4, 8, 2) for f in (model.earlier_mbn_upper_group, model.mbn_upper_group))
-    assert (before.launches, before.uploads, now.launches, now.uploads) == (2, 4, 5, 1)
+    assert (before.launches, before.uploads, now.launches, now.uploads) == (2, 4, 8, 0)
 
 
 @pytest.mark.parametrize("shape", [(9, 7, 5), (128, 128, 3)])

@@ -17,12 +17,15 @@ KERNELS = {
     for name, module in _MODULES.items()
 }
 
-# The reference backend (numpy) draws with the compiled function, because the masks are the same.
-_DRAWS = "scalelatent.models.mbn.kernels.cpu.draws:choose_masks"
-KERNELS["mbn_choose_masks"] = {
-    "reference": _DRAWS,
-    "numba": _DRAWS,
-    "cupy": "scalelatent.models.mbn.kernels.gpu:choose_masks",
+# The reference backend (numpy) draws with the compiled functions, because the results are the same.
+_DRAWS = "scalelatent.models.mbn.kernels.cpu.draws"
+KERNELS |= {
+    f"mbn_{name}": {
+        "reference": f"{_DRAWS}:{name}",
+        "numba": f"{_DRAWS}:{name}",
+        "cupy": f"scalelatent.models.mbn.kernels.gpu:{name}",
+    }
+    for name in ("choose_masks", "choose_numbers")
 }
 
 # Kernels of the PCA of the output. They take less than 1 % of a fit, so workers with a GPU also run them on

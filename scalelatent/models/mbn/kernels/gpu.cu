@@ -287,6 +287,44 @@ __device__ __forceinline__ int scan_before(int value, int& total) {
     return before + sum - value;
 }
 
+// One thread block per clustering: marks the first m different numbers below n of its random stream. The masks are 0
+// before. The threads draw THREADS numbers at a time, and a number counts if neither the mask nor a thread before has it.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mbn_draw_few(unsigned long long key0, unsigned long long key1, int layer, int first, int clusterings, long long n,
+                 long long m, byte* masks) {
+    __shared__ unsigned long long numbers[THREADS];
+    const int t = threadIdx.x, s = blockIdx.x;
+    byte* mask = masks + static_cast<size_t>(s) * n;
+    long long count = 0;
+    for (long long begin = 0; count < m; begin += THREADS) {
+        const Words words = philox((begin + t) / 4 + 1, 0, first + s, layer, key0, key1);
+        const unsigned long long number = (t % 4 == 0 ? words.a : t % 4 == 1 ? words.b : t % 4 == 2 ? words.c : words.d) % n;
+        numbers[t] = number;
+        __syncthreads();  // also after the marks of the numbers before
+        bool chosen = !mask[number];
+        for (int i = 0; i < t && chosen; ++i) chosen = numbers[i] != number;
+        int total;
+        const int before = scan_before(chosen, total);
+        if (chosen && count + before < m) mask[number] = 1;
+        count += total;
+    }
+}
+
+// One thread block per clustering: writes the m marked numbers of a mask to `out` in rising order.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mbn_list_marked(const byte* masks, long long n, long long m, int* out) {
+    const byte* mask = masks + static_cast<size_t>(blockIdx.x) * n;
+    int* list = out + blockIdx.x * m;
+    for (long long begin = 0; begin < n; begin += THREADS) {
+        const long long number = begin + threadIdx.x;
+        const bool marked = number < n && mask[number];
+        int total;
+        const int before = scan_before(marked, total);
+        if (marked) list[before] = static_cast<int>(number);
+        list += total;
+    }
+}
+
 // One thread block per clustering of the layer below and (along y) clustering s of the upper layer: sorts the k
 // centroids of s by their code in the layer below, so that centroids with the same code are contiguous in `members`.
 // `start` (below + 1) has the first index of each code. Centroids whose code s does not use (`units`) are left out.

@@ -135,7 +135,7 @@ class CodesBelow:
 
     def read(self, which: int, count: int = 1) -> Array:
         """Return the centroids of ``count`` clusterings, in a buffer that the next call reuses."""
-        rows = np.concatenate([self.layer.rows(i) for i in range(which, which + count)])
+        rows = self.layer.draw_rows(which, count, self.backend)
         return self.backend.take(self.codes, rows, "mbn-centroids")
 
 
@@ -166,6 +166,14 @@ class Layer:
     def code_dtype(self) -> str:
         """Type of the output, whose values are numbers of centroids."""
         return "uint16" if self.k <= MAX_UINT16_CENTROIDS else "uint32"
+
+    def draw_rows(self, first: int, count: int = 1, backend: Backend | None = None) -> Array:
+        """Return the numbers of the training rows in ``count`` draws, those of a draw in rising order.
+
+        The device is that of ``backend``.
+        """
+        sizes = {"n": self.n_rows, "m": self.rows_per_set}
+        return choose_numbers(self.seed, "rows", self.number, first, count, **sizes, backend=backend)
 
     def draw_columns(self, which: int) -> np.ndarray:
         """Return the columns that the first-layer clusterings of set ``which`` share, in rising order."""
@@ -222,7 +230,7 @@ class Layer:
 
     def rows(self, which: int) -> np.ndarray:
         """Return the numbers of the training rows in draw number ``which``, in rising order."""
-        return choose_numbers(self.seed, "rows", self.number, which, n=self.n_rows, m=self.rows_per_set)
+        return self.draw_rows(which)
 
     def take(self, which: int, x: HostRows, rows: np.ndarray) -> HostRows:
         """Return the rows ``rows`` of ``x`` in the format of set ``which``: centroids that clusterings share.

@@ -47,11 +47,25 @@ def choose_masks(
     return draws.choose_masks(key, layer, first, count, n, m)
 
 
-def choose_numbers(seed: int, purpose: str, layer: int, which: int, *, n: int, m: int) -> np.ndarray:
-    """Return ``m`` different random numbers from 0 to n - 1 in rising order, for the clustering ``which``."""
-    if m >= n * _MIN_MASK_SHARE:
-        return np.flatnonzero(choose_masks(seed, purpose, layer, which, 1, n=n, m=m)[0])
+def choose_numbers(
+    seed: int,
+    purpose: str,
+    layer: int,
+    first: int,
+    count: int = 1,
+    *,
+    n: int,
+    m: int,
+    backend: Backend | None = None,
+) -> np.ndarray:
+    """Return ``m`` different random numbers from 0 to n - 1 for each of ``count`` clusterings, as one array.
+
+    The numbers of a clustering rise. They are on the device of ``backend``.
+    """
+    key, by_mask = make_key(seed, purpose), m >= n * _MIN_MASK_SHARE
+    if backend is not None:
+        return backend.kernel("mbn_choose_numbers")(key, layer, first, count, n, m, by_mask)
     # Import the module here, because it imports numba, which is slow.
     from scalelatent.models.mbn.kernels.cpu import draws
 
-    return draws.choose_few(make_key(seed, purpose), layer, which, n, m)
+    return draws.choose_numbers(key, layer, first, count, n, m, by_mask)

@@ -29,12 +29,22 @@ def choose_masks(key: np.ndarray, layer: int, first: int, count: int, n: int, m:
     return out
 
 
-def choose_few(key: np.ndarray, layer: int, which: int, n: int, m: int) -> np.ndarray:
-    """Return the first ``m`` different numbers below ``n`` of the stream of a clustering, sorted, int64."""
-    out, seen = np.empty(m, dtype=np.int64), np.full(1 << (2 * m + 1).bit_length(), -1, dtype=np.int64)
-    _choose_few(key, layer, which, n, np.empty(4, dtype=np.uint64), seen, out)
-    out.sort()
-    return out
+def choose_numbers(
+    key: np.ndarray, layer: int, first: int, count: int, n: int, m: int, by_mask: bool
+) -> np.ndarray:
+    """Draw ``m`` of ``n`` numbers for each of ``count`` clusterings; return them one draw after the other.
+
+    The numbers of a draw rise, int64. With ``by_mask`` they are those of `choose_masks`. Without it, they are
+    the first ``m`` different numbers below ``n`` of the stream of the clustering, which is faster for few.
+    """
+    if by_mask:
+        return np.nonzero(choose_masks(key, layer, first, count, n, m))[1]
+    out, words = np.empty((count, m), dtype=np.int64), np.empty(4, dtype=np.uint64)
+    for i, row in enumerate(out):
+        seen = np.full(1 << (2 * m + 1).bit_length(), -1, dtype=np.int64)
+        _choose_few(key, layer, first + i, n, words, seen, row)
+    out.sort(axis=1)
+    return out.reshape(-1)
 
 
 @subkernel
