@@ -59,6 +59,8 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "mle-bp": {"learner": "mle-bp"},
 }
 RATES = (0.05, 0.02, 0.01, 0.005)
+# Learning rates of the logistic regression from which --from-logistic starts.
+LOGISTIC_RATES = [(0.05, 8), (0.01, 8), (0.002, 4)]
 # Errors in percent (All, Changed) in Tables 1 and 2 of Ping and Ihler (2017) after 50 epochs (cd: 200), by
 # learner. The four pairs are the tasks noisy 10 %, noisy 20 %, occluded 8 x 8 and occluded 12 x 12 pixels.
 PAPER = {
@@ -71,6 +73,8 @@ PAPER = {
     "lssvm": [(1.807, 11.565), (3.910, 11.175), (1.496, 44.037), (3.468, 39.140)],
     "mssvm": [(1.751, 11.023), (3.804, 10.627), (1.391, 41.829), (3.273, 35.712)],
 }
+# Learners of Figure 3 of Ping and Ihler (2017).
+FIGURE_LEARNERS = ("mle-bp", "cd-10")
 # Keys of a record of a fit's history that are printed and written to the results.
 FIT_KEYS = ("pass", "objective", "train_error", "validation_error", "changed_error", "converged", "n_sweeps")
 
@@ -119,6 +123,7 @@ def make_model(task: str, learner: str, rate: Any, epochs: int, args: Any) -> sl
         n_hidden=args.hidden,
         learning_rate=rate,
         batch_size=args.batch,
+        init_scale=args.init_scale,
         tol=args.tol,
         n_epochs=epochs,
         patience=args.patience,
@@ -172,6 +177,7 @@ def compute_errors(model: sl.ConditionalRBM, rows: dict[str, Any], task: str, le
         "best_epoch": model.best_epoch_,
         "learning_rate": model.learning_rate,
         "batch_size": model.batch_size,
+        "init_scale": model.init_scale,
         "tol": model.tol,
         "fit_seconds": round(sum(r.get("seconds") or 0.0 for r in model.history_), 1),
         "predict_rows_a_second": round(len(x) / seconds),
@@ -201,14 +207,21 @@ def run_comparison(task: str, learner: str, args: Any) -> dict[str, Any]:
 def run_full_fit(task: str, learner: str, args: Any) -> dict[str, Any]:
     """Run a fit of --full with checkpoints in a folder of --run-dir, and return its errors.
 
-    For the learner mle-bp, also return errors by the size of an occluding square, and draw figures.
+    For the learners of FIGURE_LEARNERS, also return errors by the size of an occluding square, and draw
+    figures.
     """
     folder = Path(args.run_dir) / f"{task}-{learner}"
     rows = make_pairs(task, args)
     rate, tried = args.rate, {}
     if args.select:
         rate, tried = choose_rate(task, learner, rows, args, folder / "rates")
-    model = make_model(task, learner, rate, count_full_epochs(learner, args), args)
+    epochs = count_full_epochs(learner, args)
+    if args.from_logistic:
+        model = make_model(task, "logistic", LOGISTIC_RATES, args.from_logistic, args)
+        fit_model(model, rows, f"{task} logistic", args)
+        model.set_params(**LEARNERS[learner], learning_rate=rate, n_epochs=epochs, warm_start=True)
+    else:
+        model = make_model(task, learner, rate, epochs, args)
     resume = (folder / "engine").exists()
     how: dict[str, Any] = {"run_dir": folder, "resume": resume, "until": args.until}
     fit_model(model, rows, f"{task} {learner}", args, engine={"checkpoint_seconds": 60}, **how)
@@ -216,12 +229,16 @@ def run_full_fit(task: str, learner: str, args: Any) -> dict[str, Any]:
     found = compute_errors(model, rows, task, learner) | {
         "patience": args.patience,
         "until": args.until,
+        "from_logistic": args.from_logistic,
         "rates_tried": tried,
     }
-    if learner != "mle-bp":
-        return found
-    found["occlusion"] = compute_occlusion_errors(model, rows["test"][1][: args.occlusion_rows], args.seed)
-    draw_figures(model, rows, found["occlusion"], args.out.parent / f"crbm_{task}")
+    if learner in FIGURE_LEARNERS:
+        some = rows["test"][1][: args.occlusion_rows]
+        found["occlusion"] = compute_occlusion_errors(model, some, args.seed)
+        place = args.out.parent / f"crbm_{task}"
+        draw_occlusion_errors(args.out, task, {learner: found["occlusion"]}, f"{place}_occlusion.png")
+    if learner == "mle-bp":
+        draw_figures(model, rows, place)
     return found
 
 
@@ -256,23 +273,35 @@ def has_complete_result(path: Path, part: str) -> bool:
     return part in parts and parts[part]["result"].get("until") is None
 
 
-def draw_figures(model: sl.ConditionalRBM, rows: dict[str, Any], levels: Any, place: Path) -> None:
-    """Draw figures as in Ping and Ihler (2017) to PNG files whose paths begin with ``place``."""
-    from scalelatent.models.crbm.report_figures import plot_convergence, plot_restored
-    from scalelatent.report.figures import plot_learning
+def draw_occlusion_errors(path: Path, task: str, now: dict[str, Any], place: str) -> None:
+    """Draw the errors by size of the occluding square, of this run (``now``) and of the results in a file."""
     from scalelatent.report.style import ACCENT, INK, new_figure, style_axes
 
-    x, v = (part[:7] for part in rows["test"])
-    lines = {"original": v, "given": x, "restored": model.predict(x)}
-    figures = {"restored": plot_restored(lines, SHAPE), "occlusion": new_figure(8, 3.6)}
-    axes = figures["occlusion"].subplots()
-    for key, color in (("all", INK), ("changed", ACCENT)):
-        errors = {int(side): level[key] for side, level in levels.items() if key in level}
-        axes.plot(list(errors), list(errors.values()), color=color, marker="o", label=f"{key} pixels")
+    parts = json.loads(path.read_text())["parts"] if path.exists() else {}
+    kept = {name: parts.get(f"full/{task}/{name}", {}).get("result", {}) for name in FIGURE_LEARNERS}
+    figure = new_figure(8, 3.6)
+    axes = figure.subplots()
+    for learner, line in zip(FIGURE_LEARNERS, ("-", "--"), strict=True):
+        levels = now.get(learner) or kept[learner].get("occlusion", {})
+        for key, color in (("all", INK), ("changed", ACCENT)):
+            errors = {int(side): level[key] for side, level in levels.items() if key in level}
+            if errors:
+                label = f"{learner}, {key} pixels"
+                axes.plot(list(errors), list(errors.values()), line, color=color, marker="o", label=label)
     axes.set(xlabel="side of the occluding square, pixels", ylabel="error, %", ylim=(0, None))
     axes.legend(frameon=False)
     style_axes(axes)
-    figures |= {"learning": plot_learning(model.history_)}
+    write_png(figure, place)
+
+
+def draw_figures(model: sl.ConditionalRBM, rows: dict[str, Any], place: Path) -> None:
+    """Draw figures as in Ping and Ihler (2017) to PNG files whose paths begin with ``place``."""
+    from scalelatent.models.crbm.report_figures import plot_convergence, plot_restored
+    from scalelatent.report.figures import plot_learning
+
+    x, v = (part[:7] for part in rows["test"])
+    lines = {"original": v, "given": x, "restored": model.predict(x)}
+    figures = {"restored": plot_restored(lines, SHAPE), "learning": plot_learning(model.history_)}
     if any(r.get("converged") is not None for r in model.history_):
         figures["convergence"] = plot_convergence(model.history_)
     for name, figure in figures.items():
@@ -291,6 +320,9 @@ def main() -> None:
     arguments.add_argument("--test-rows", type=int, default=10_000)
     arguments.add_argument("--hidden", type=int, default=256)
     arguments.add_argument("--batch", type=int, default=20)
+    arguments.add_argument(
+        "--init-scale", type=float, default=0.01, help="standard deviation of the first weights"
+    )
     arguments.add_argument("--tol", type=float, help="end the sweeps of a row when no belief changes by more")
     arguments.add_argument(
         "--rate", type=read_rates, default=0.05, help="learning rate, or a schedule RATE:EPOCHS,RATE:EPOCHS"
@@ -311,6 +343,12 @@ def main() -> None:
     )
     arguments.add_argument(
         "--patience", type=int, help="end a fit this number of epochs after its best epoch"
+    )
+    arguments.add_argument(
+        "--from-logistic",
+        type=int,
+        default=0,
+        help="with --full: start from this number of epochs of logistic regression; 0: from random weights",
     )
     arguments.add_argument("--until", type=int, default=None, help="stop a fit of --full after this epoch")
     arguments.add_argument("--run-dir", default=None, help="folder of the run folders of --full")

@@ -679,6 +679,7 @@ def caption_occlusion(task: str) -> str:
         f"{levels['8']['all']:.1f} % wrong pixels at 8 x 8, a network trained on this size "
         f"{read_longest('occluded8', 'mle-bp')['all']:.2f} %, and the network of the paper "
         f"{read_longest('occluded8', 'mle-bp')['paper']['all']:.2f} %."
+        + (" Dashed: cd-10." if "occlusion" in read_longest(task, "cd-10") else "")
     )
 
 

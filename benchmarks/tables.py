@@ -388,10 +388,38 @@ def format_errors(found: dict[str, Any] | None) -> str:
 def learners() -> Iterable[Iterable[Any]]:
     found = read("crbm_mnist")
     for learner in dict.fromkeys(name.split("/")[-1] for name in found):
-        for kind, prefix in (("", ""), (", 50 epochs", "full/")):
-            cells = [format_errors(found.get(f"{prefix}{task}/{learner}")) for task in TASKS]
+        for prefix in ("", "full/"):
+            results = [found.get(f"{prefix}{task}/{learner}") for task in TASKS]
+            kind = ", from logistic regression" if any(r and r.get("from_logistic") for r in results) else ""
+            kind = kind or (", 50 epochs" if prefix else "")
+            cells = [format_errors(r) for r in results]
             if any(cells):
                 yield learner + kind, *cells
+
+
+@as_table("task|learner|random weights, 5 epochs|random weights, longer|logistic regression|paper")
+def crbm_starts() -> Iterable[Iterable[Any]]:
+    """Yield errors by the start of a fit."""
+    found, longer = read("crbm_mnist"), read("crbm_starts")
+    for task, name in TASKS.items():
+        for learner in ("cd-1", "cd-10", "cd-percloss"):
+            part = f"full/{task}/{learner}"
+            if part not in found:
+                continue
+            results = found[f"{task}/{learner}"], longer.get(part), found[part], found[part]["paper"]
+            cells = ["" if r is None else f"{r['all']:.2f} / {r['changed']:.1f}" for r in results]
+            if part in longer and longer[part].get("init_scale"):
+                cells[1] += f", `init_scale={longer[part]['init_scale']}`"
+            yield name, learner, *cells
+
+
+@as_table("task|start of the fit|CD-1: outputs of the row|PCD: chain of the batch|PCD: chain of the row")
+def crbm_chains() -> Iterable[Iterable[Any]]:
+    for part, found in read("crbm_chains").items():
+        task, start = part.split("/")
+        names = ("outputs of the row", "chain of the batch", "chain of the row")
+        errors = (found["errors"][name] for name in names)
+        yield TASKS[task], start, *(f"{r['all']:.2f} / {r['changed']:.1f}" for r in errors)
 
 
 @as_table(

@@ -334,12 +334,23 @@ def measure_columns(train: Dataset) -> ColumnUnits | None:
 
 
 def choose_start(model: ConditionalRBM, learner: CrbmLearner) -> np.ndarray:
-    """Return the parameters of the last fit for a warm start, else small random parameters."""
+    """Return the parameters of the last fit for a warm start, else small random parameters.
+
+    If the last fit was logistic regression, a warm start adds hidden units with small random weights.
+    """
     shape, units = learner.shape, learner.units
-    if model.warm_start and hasattr(model, "W_"):
+    start = shape.start(stream(model.seed_, "crbm-start"), float(model.init_scale))
+    if not (model.warm_start and hasattr(model, "W_")):
+        return start
+    last = model._shape
+    if last != replace(shape, n_hidden=0):
         check_shape(model, shape, "warm_start", "fit with warm_start=False")
-        return model._theta if units is None else units.convert_to_standardised(shape, model._theta)
-    return shape.start(stream(model.seed_, "crbm-start"), float(model.init_scale))
+    theta = model._theta if units is None else units.convert_to_standardised(last, model._theta)
+    if last == shape:
+        return theta
+    found, params = last.split(theta), shape.split(start)
+    params.Wvx[...], params.bv[...] = found.Wvx, found.bv
+    return start
 
 
 def check_shape(

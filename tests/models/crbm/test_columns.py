@@ -96,6 +96,20 @@ def test_a_warm_start_continues_from_the_parameters_of_the_last_fit():
     assert m.fit(x, v).score(x, v) == pytest.approx(score, abs=0.01)
 
 
+def test_a_warm_start_from_logistic_regression_adds_hidden_units():
+    x, v = make_pairs()
+    x = 100 * x + 7
+    m = sl.ConditionalRBM(**{**SMALL, "learner": "logistic"}).fit(x, v)
+    logistic = m.Wvx_, m.bv_
+    m.set_params(learner="cd", warm_start=True, n_epochs=1, learning_rate=1e-9).fit(x, v)
+    np.testing.assert_allclose(m.Wvx_, logistic[0], atol=1e-5)
+    np.testing.assert_allclose(m.bv_, logistic[1], atol=1e-3)
+    assert m.W_.shape == (v.shape[1], m.n_hidden)
+    assert m.W_.std() == pytest.approx(m.init_scale, rel=0.5)
+    with pytest.raises(ValueError, match="warm_start: the last fit was of another shape"):
+        m.fit(x[:, 1:], v)
+
+
 def test_any_number_of_threads_gives_the_same_bits():
     x, v = make_pairs()
     fits = [
