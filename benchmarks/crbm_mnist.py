@@ -12,6 +12,8 @@
     python benchmarks/crbm_mnist.py --full --run-dir RUN --learners logistic --tasks noisy10,noisy20
         --select 10000 --patience 10 --tol 0.001                   cells of the paper's tables: 50 epochs
                                                                    (CD: 200), with a chosen learning rate
+    python benchmarks/crbm_mnist.py --full --run-dir RUN --learners cd-1 --tasks noisy10 --from-logistic 20
+        --rate 0.005:40,0.001:160 --patience 8                     CD from 20 epochs of logistic regression
 
 Pixels above 127 are 1. The training rows are 0:50,000 and the validation rows 50,000:60,000 of the training
 set; the test rows are all 10,000 test images. Each image is corrupted once, or in each epoch with --fresh.
