@@ -5,9 +5,10 @@
 
 The chain of a row starts from its outputs (CD-1), from the last state of the chain at the same place of the
 batch (the learner "pcd"), or from the last state of the row's own chain, which is kept from epoch to epoch.
-Ping and Ihler (2017) write that conditional models need a chain of each row, since observed rows change the
-biases. Learning is plain numpy, identical for the three except for the start. Errors are those of mean field
-on 5,000 test images, in percent, from random weights and from logistic regression. Needs SCALELATENT_DATA.
+Ping and Ihler (2017) write that conditional models need a chain for each row, since observed rows change the
+biases. The code is plain numpy; the three fits differ only in the start of the chain. Errors are those of
+mean field on 5,000 test images, in percent, from random weights and from logistic regression. Needs
+SCALELATENT_DATA.
 """
 
 from __future__ import annotations

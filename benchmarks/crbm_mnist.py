@@ -61,7 +61,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "mle-bp": {"learner": "mle-bp"},
 }
 RATES = (0.05, 0.02, 0.01, 0.005)
-# Learning rates of the logistic regression from which --from-logistic starts.
+# Learning rates of --from-logistic, as pairs (rate, epochs).
 LOGISTIC_RATES = [(0.05, 8), (0.01, 8), (0.002, 4)]
 # Errors in percent (All, Changed) in Tables 1 and 2 of Ping and Ihler (2017) after 50 epochs (cd: 200), by
 # learner. The four pairs are the tasks noisy 10 %, noisy 20 %, occluded 8 x 8 and occluded 12 x 12 pixels.
@@ -75,7 +75,7 @@ PAPER = {
     "lssvm": [(1.807, 11.565), (3.910, 11.175), (1.496, 44.037), (3.468, 39.140)],
     "mssvm": [(1.751, 11.023), (3.804, 10.627), (1.391, 41.829), (3.273, 35.712)],
 }
-# Learners of Figure 3 of Ping and Ihler (2017).
+# Learners for which --full measures and draws the errors of Figure 3 of Ping and Ihler (2017).
 FIGURE_LEARNERS = ("mle-bp", "cd-10")
 # Keys of a record of a fit's history that are printed and written to the results.
 FIT_KEYS = ("pass", "objective", "train_error", "validation_error", "changed_error", "converged", "n_sweeps")
@@ -218,13 +218,12 @@ def run_full_fit(task: str, learner: str, args: Any) -> dict[str, Any]:
     if args.select:
         rate, tried = choose_rate(task, learner, rows, args, folder / "rates")
     epochs = count_full_epochs(learner, args)
-    if args.from_logistic:
+    wanted = make_model(task, learner, rate, epochs, args).set_params(warm_start=args.from_logistic > 0)
+    model, resume = wanted, (folder / "engine").exists()
+    if args.from_logistic and not resume:
         model = make_model(task, "logistic", LOGISTIC_RATES, args.from_logistic, args)
-        fit_model(model, rows, f"{task} logistic", args)
-        model.set_params(**LEARNERS[learner], learning_rate=rate, n_epochs=epochs, warm_start=True)
-    else:
-        model = make_model(task, learner, rate, epochs, args)
-    resume = (folder / "engine").exists()
+        fit_model(model.set_params(patience=None), rows, f"{task} logistic", args)
+        model.set_params(**wanted.get_params())
     how: dict[str, Any] = {"run_dir": folder, "resume": resume, "until": args.until}
     fit_model(model, rows, f"{task} {learner}", args, engine={"checkpoint_seconds": 60}, **how)
     model.save(folder / "model.zarr", overwrite=True)
@@ -238,9 +237,9 @@ def run_full_fit(task: str, learner: str, args: Any) -> dict[str, Any]:
         some = rows["test"][1][: args.occlusion_rows]
         found["occlusion"] = compute_occlusion_errors(model, some, args.seed)
         place = args.out.parent / f"crbm_{task}"
-        draw_occlusion_errors(args.out, task, {learner: found["occlusion"]}, f"{place}_occlusion.png")
-    if learner == "mle-bp":
-        draw_figures(model, rows, place)
+        draw_occlusion_errors(args.out, task, learner, found["occlusion"], f"{place}_occlusion.png")
+        if learner == "mle-bp":
+            draw_figures(model, rows, place)
     return found
 
 
@@ -275,20 +274,20 @@ def has_complete_result(path: Path, part: str) -> bool:
     return part in parts and parts[part]["result"].get("until") is None
 
 
-def draw_occlusion_errors(path: Path, task: str, now: dict[str, Any], place: str) -> None:
-    """Draw the errors by size of the occluding square, of this run (``now``) and of the results in a file."""
+def draw_occlusion_errors(path: Path, task: str, learner: str, levels: dict[str, Any], place: str) -> None:
+    """Draw the errors by size of the occluding square: those of this run (``levels``) and those in a file."""
     from scalelatent.report.style import ACCENT, INK, new_figure, style_axes
 
     parts = json.loads(path.read_text())["parts"] if path.exists() else {}
     kept = {name: parts.get(f"full/{task}/{name}", {}).get("result", {}) for name in FIGURE_LEARNERS}
     figure = new_figure(8, 3.6)
     axes = figure.subplots()
-    for learner, line in zip(FIGURE_LEARNERS, ("-", "--"), strict=True):
-        levels = now.get(learner) or kept[learner].get("occlusion", {})
+    for name, line in zip(FIGURE_LEARNERS, ("-", "--"), strict=True):
+        shown = levels if name == learner else kept[name].get("occlusion", {})
         for key, color in (("all", INK), ("changed", ACCENT)):
-            errors = {int(side): level[key] for side, level in levels.items() if key in level}
+            errors = {int(side): level[key] for side, level in shown.items() if key in level}
             if errors:
-                label = f"{learner}, {key} pixels"
+                label = f"{name}, {key} pixels"
                 axes.plot(list(errors), list(errors.values()), line, color=color, marker="o", label=label)
     axes.set(xlabel="side of the occluding square, pixels", ylabel="error, %", ylim=(0, None))
     axes.legend(frameon=False)
@@ -363,6 +362,8 @@ def main() -> None:
     args = arguments.parse_args()
     if args.full and args.run_dir is None:
         raise SystemExit("--full writes checkpoints: set --run-dir FOLDER")
+    if args.from_logistic and (args.select or not args.full):
+        raise SystemExit("--from-logistic needs --full and --rate, not --select")
     tasks = (args.tasks or ("noisy10" if args.full else ",".join(TASKS))).split(",")
     learners = (args.learners or ("mle-bp" if args.full else ",".join(LEARNERS))).split(",")
     for name, known in ((tasks, TASKS), (learners, LEARNERS)):

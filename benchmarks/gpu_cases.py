@@ -286,6 +286,10 @@ def make_mbn_cases(few: bool) -> Iterator[Case]:
     for n, m in [(900, 450)] if few else [(33, 1), (900, 450), (9001, 700)]:
         draw = make_key(7, "units"), 3, 30, 5, n, m
         yield f"draws of {m} of {n} codes", [gpu.choose_masks(*draw).get()], [draws.choose_masks(*draw)], 0.0
+    for by_mask in (False, True):
+        rows = make_key(7, "rows"), 2, 5, 3, 9001, 500, by_mask
+        want = draws.choose_numbers(*rows)
+        yield f"500 of 9,001 rows, {by_mask=}", [gpu.choose_numbers(*rows).get()], [want], 0.0
     many = np.arange(2**16 + 5, dtype="u4")[None, :, None]  # 65,541 centroids need codes of 32 bits
     x, units = np.array([[2**16 + 3], [7]]), np.ones((1, 1, 2**16 + 5), dtype=bool)
     yield "nearest_codes, k > 65,536", [gpu.nearest_codes(x, gpu.make_lists(many, units))], [x], 0.0

@@ -51,8 +51,9 @@ class Card:
 COPY_RATE = 6e9
 # Number of host threads that copy rows to page-locked memory; equals COPY_THREADS of engine/backend.py.
 COPY_THREADS = 5
-H100 = Card("H100 SXM", 67e12, 34e12, 3.35e12, 55e9, 132 * 16 * 1.755e9, 1979e12)
-H200 = Card("H200", 67e12, 34e12, 4.8e12, 55e9, 132 * 16 * 1.755e9, 1979e12)
+CLOCK_HZ = 1.755e9
+H100 = Card("H100 SXM", 67e12, 34e12, 3.35e12, 55e9, 132 * 16 * CLOCK_HZ, 1979e12)
+H200 = Card("H200", 67e12, 34e12, 4.8e12, 55e9, 132 * 16 * CLOCK_HZ, 1979e12)
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Work:
         ``ahead_bytes``, to page-locked memory and then to the GPU, overlap with other work.
         """
         starts = (self.launches + self.uploads) * card.launch_seconds
-        kernels = max(self.card_seconds(card), self.serial_seconds, starts)
+        kernels = max(self.card_seconds(card) + self.serial_seconds, starts)
         waits = self.downloads * card.wait_seconds
         serial = kernels + waits + self.copied_bytes / card.copy_rate + self.host_seconds
         return max(serial, self.ahead_bytes / (COPY_THREADS * COPY_RATE), self.ahead_bytes / card.copy_rate)
@@ -269,9 +270,9 @@ EARLIER_DRAW_SECONDS = 3.9e-9
 # Estimated seconds in which a GPU thread adds a unit (centroid of the layer below) to those that were drawn,
 # or removes one: two memory accesses and a division.
 CHANGE_SECONDS = 0.6e-6
-# Estimated seconds of a step in which a thread block draws 256 numbers and compares each with those of the
-# threads before it, and of a step in which it looks for marks in 256 places of a mask.
-DRAW_SECONDS, MARK_SECONDS = 1e-6, 0.1e-6
+# Estimated seconds of two steps of a thread block: it draws 128 numbers and compares each with the earlier
+# ones, or it looks for marks in 128 places of a mask.
+DRAW_SECONDS, MARK_SECONDS = 1e-6, 0.3e-6
 # Seconds in which the host, in an earlier version, read one code of a centroid (2 bytes at an estimated
 # 1 GB/s) and sorted it (measured on a busy CPU).
 READ_SECONDS, SORT_SECONDS = 2e-9, 18.5e-9
@@ -298,7 +299,7 @@ def mbn_choose_masks(clusterings: int, n_codes: int, n_below: int) -> Work:
 def mbn_choose_numbers(clusterings: int, n_rows: int, n_centroids: int) -> Work:
     """Return the work of ``mbn_choose_numbers``, which draws the rows that become centroids."""
     few = 16 * n_centroids < n_rows
-    steps = math.ceil(n_centroids / 256) * DRAW_SECONDS * few + math.ceil(n_rows / 256) * MARK_SECONDS
+    steps = math.ceil(n_centroids / 128) * DRAW_SECONDS * few + math.ceil(n_rows / 128) * MARK_SECONDS
     return Work(
         memory_bytes=clusterings * (2.0 * n_rows + 4.0 * n_centroids),
         launches=2 if few else 3,
@@ -436,16 +437,17 @@ def earlier_crbm_step(visible: int, hidden: int, features: int, chains: int, row
     return (alone + Work(launches=42 - alone.launches, uploads=1, downloads=1)) * chains
 
 
-def hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int) -> Work:
+def hcn_sweep(chains: int, images: int, pixels: int, places: int, weights: int, height: int = 8) -> Work:
     """Return the work of ``hcn_sweep``, one sweep (round of messages), with all arrays on the GPU.
 
     A chain of ``images`` updates their ``pixels`` one after another. Each image has beliefs of features at
-    ``places``, and each chain has beliefs of ``weights``.
+    ``places``, and each chain has beliefs of ``weights``, for features of ``height`` rows.
     """
     read = 4.0 * chains * (2 * images * pixels + 2 * images * places + 2 * weights)
     shared = 4 * (images * places + weights) < 232_448 - 1024
-    cycles = PIXEL_CYCLES + PAIRS_CYCLES * math.ceil(weights / 256)
-    seconds = (cycles if shared and chains <= 132 else cycles + CACHE_CYCLES) / CLOCK
+    rounds = math.ceil(height / 8) * math.ceil(weights / height / 32)  # a warp updates every eighth row
+    cycles = PIXEL_CYCLES + PAIRS_CYCLES * rounds
+    seconds = (cycles if shared and chains <= 132 else cycles + CACHE_CYCLES) / CLOCK_HZ
     return Work(memory_bytes=read, launches=1, serial_seconds=images * pixels * seconds)
 
 
@@ -456,7 +458,7 @@ def earlier_hcn_sweep(chains: int, images: int, pixels: int, places: int, weight
 
 
 def hcn_sweep_messages(
-    chains: int, images: int, pixels: int, places: int, weights: int, max_messages: int
+    chains: int, images: int, pixels: int, places: int, weights: int, max_messages: int, height: int = 8
 ) -> Work:
     """Return the work of ``hcn_sweep_messages``, a sweep that stores int16 messages of each image."""
     more = Work(
@@ -464,7 +466,7 @@ def hcn_sweep_messages(
         downloads=1,
         copied_bytes=4.0 * chains,
     )
-    return hcn_sweep(chains, images, pixels, places, weights) + more
+    return hcn_sweep(chains, images, pixels, places, weights, height) + more
 
 
 def hcn_decode_images(
@@ -475,11 +477,13 @@ def hcn_decode_images(
     return Work(memory_bytes=read, launches=1, uploads=1, downloads=1, copied_bytes=4.0 * (weights + images))
 
 
-# Estimated cycles to update one pixel in a sweep: for each round, in which 8 warps update 32 pairs each; for
-# sums of the warps, barriers and the first reads; and more if the beliefs are in the second-level cache,
-# not in shared memory. A pair takes 36 instructions of the machine code for compute capability 9.0, and two
-# warps share a scheduler. The earlier version took 95 instructions; its seconds are estimated as a whole.
-PAIRS_CYCLES, PIXEL_CYCLES, CACHE_CYCLES, CLOCK = 72, 550, 1000, 1.755e9
+# Estimated cycles to update one pixel in a sweep. A round updates 32 pairs in each of 8 warps: 36 machine
+# instructions (compute capability 9.0) for each of the two warps of a scheduler.
+PAIRS_CYCLES = 72
+# Cycles of a pixel for its barriers, its sums over warps and its first reads; and additional cycles if the
+# beliefs are in the second-level cache instead of shared memory.
+PIXEL_CYCLES, CACHE_CYCLES = 550, 1000
+# Estimated seconds to update one pixel in the earlier version, whose pairs took 95 instructions.
 EARLIER_PIXEL_SECONDS = 2e-6
 # Largest number of bytes of the arrays of a kernel call, as in models/hcn/model/stored_messages.py.
 KERNEL_CALL_BYTES = 2**31
@@ -510,7 +514,7 @@ def hcn_visit(
         downloads=5,  # these arrays except evidence and pixel order
         copied_bytes=leaves * (2.0 * arrays + 8 * images * pixels),
     )
-    return once + hcn_sweep_messages(leaves, images, pixels, places, weights, max_messages)
+    return once + hcn_sweep_messages(leaves, images, pixels, places, weights, max_messages, feature_height)
 
 
 def earlier_hcn_visit(
@@ -518,7 +522,9 @@ def earlier_hcn_visit(
 ) -> Work:
     """Return the work of ``hcn_visit`` in an earlier version: one leaf (range of images) after the other."""
     more = Work(uploads=1, copied_bytes=4.0 * (pixels + 1))  # the position of each pixel's first message
-    return (hcn_visit(1, images, pixels, places, weights, max_messages, feature_height) + more) * leaves
+    now = hcn_visit(1, images, pixels, places, weights, max_messages, feature_height)
+    now = replace(now, serial_seconds=images * pixels * EARLIER_PIXEL_SECONDS)
+    return (now + more) * leaves
 
 
 def _linear_mixture_scores(n_rows: int, n_features: int, n_components: int, n_dims: int) -> Work:

@@ -390,8 +390,9 @@ def learners() -> Iterable[Iterable[Any]]:
     for learner in dict.fromkeys(name.split("/")[-1] for name in found):
         for prefix in ("", "full/"):
             results = [found.get(f"{prefix}{task}/{learner}") for task in TASKS]
-            kind = ", from logistic regression" if any(r and r.get("from_logistic") for r in results) else ""
-            kind = kind or (", 50 epochs" if prefix else "")
+            kind = ", 50 epochs" if prefix else ""
+            if any(r and r.get("from_logistic") for r in results):
+                kind = ", from logistic regression"
             cells = [format_errors(r) for r in results]
             if any(cells):
                 yield learner + kind, *cells
@@ -1366,7 +1367,7 @@ def gpu_predictions() -> Iterable[Iterable[Any]]:
     for work, example in _PREDICTED.items():
         cards = [found[example, card] for card in ("H100", "H200")]
         if example.startswith("hcn sweep"):
-            work += f": the work of {content['hcn_cores']:.0f} processor cores"
+            work += f" (now the rate of {content['hcn_cores']:.0f} processor cores)"
         shares = (f"{100 * r['before_share']:.2g} % → {100 * r['after_share']:.2g} %" for r in cards)
         yield work, *shares, f"{cards[0]['before_downloads']} → {cards[0]['after_downloads']}"
 

@@ -11,8 +11,10 @@ import contextlib
 import functools
 import gc
 import hashlib
+import itertools
 import os
 import re
+import secrets
 import shutil
 import threading
 import time
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import llvmlite.binding
 import numba
 import numpy as np
+from numba.core.bytecode import FunctionIdentity
 
 from scalelatent import _file_locks
 
@@ -43,6 +46,20 @@ DOTS = bool(
     os.environ.get("SCALELATENT_DOTS") != "0" and _FEATURES.get("avx512vnni" if LANES == 16 else "avxvnni")
 )
 
+
+def _number_functions() -> None:
+    """Start numba's numbers of compiled functions at a random number.
+
+    The number is part of the name of a function in machine code. If all processes counted from 1, two of them
+    could give the same name to different functions, such as two closures of one factory. A process that loads
+    both kernels from disk would then call one function in place of the other, and get wrong results.
+    """
+    FunctionIdentity._unique_ids = itertools.count(secrets.randbits(62))
+
+
+_number_functions()
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_number_functions)
 
 _ROOT = Path(__file__).parent.parent
 

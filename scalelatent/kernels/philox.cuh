@@ -18,3 +18,8 @@ __device__ __forceinline__ Words philox(unsigned long long c0, unsigned long lon
     }
     return {c0, c1, c2, c3};
 }
+
+// Returns word number `i` (0 to 3).
+__device__ __forceinline__ unsigned long long word_of(const Words& words, int i) {
+    return i == 0 ? words.a : i == 1 ? words.b : i == 2 ? words.c : words.d;
+}

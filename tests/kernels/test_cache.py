@@ -65,6 +65,37 @@ if __name__ == "__main__":
 """
 
 
+# Script that prints results of kernels whose inner functions are closures of one factory.
+CLOSURES = """
+import sys
+import numpy as np
+from scalelatent.models.crbm.kernels.cpu import few_rows
+
+left, x, less = (np.ones(shape, np.float32) for shape in ((3, 8), (3, 16), (8, 16)))
+for name in sys.argv[1:]:
+    out = np.zeros((8, 16), np.float32)
+    if name == "add":
+        few_rows.ascend_outer_difference(left, x, less, np.float32(1.5), less, out)
+    else:
+        few_rows.write_outer_difference(left, x, less, out)
+    print(name, out.min(), out.max())
+"""
+
+
+def test_kernels_of_two_processes_keep_their_own_inner_functions(tmp_path: Path) -> None:
+    """The first two processes compile equally many functions, to which numba would give the same names."""
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run(*names: str) -> list[str]:
+        command = [sys.executable, "-c", CLOSURES, *names]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
+        return done.stdout.splitlines()
+
+    alone = [*run("add"), *run("write")]
+    assert alone == ["add 4.0 4.0", "write 2.0 2.0"]  # 1 + 1.5 (3 - 1), and 3 - 1
+    assert run("add", "write") == alone
+
+
 @pytest.mark.slow
 def test_processes_that_compile_at_the_same_time_do_not_mix_up_kernels(tmp_path: Path) -> None:
     script = tmp_path / "kernels.py"

@@ -144,8 +144,9 @@ class ConditionalRBM(StreamedEstimator):
         Learn to restore clean rows v from corrupted rows x, which are drawn again in each epoch: ``{"kind":
         "flip", "rate": 0.1}`` (share of values) or ``{"kind": "occlude", "size": 8}`` (a square set to 0).
     warm_start : bool, default False
-        Start from the parameters of the last fit. After ``learner="logistic"`` the hidden units start from
-        random weights; a fit by "cd" or "cd-percloss" then has fewer errors.
+        Start from the parameters of the last fit. If the last fit had ``learner="logistic"``, hidden units
+        with random weights are added; "cd" and "cd-percloss" have fewer errors from this start than from
+        random weights.
     random_state : int, Generator, RandomState or None
         None draws a seed and keeps it in ``seed_``.
     device : {"auto", "cpu", "gpu"}

@@ -339,17 +339,18 @@ def choose_start(model: ConditionalRBM, learner: CrbmLearner) -> np.ndarray:
     If the last fit was logistic regression, a warm start adds hidden units with small random weights.
     """
     shape, units = learner.shape, learner.units
+    theta = None
+    if model.warm_start and hasattr(model, "W_"):
+        last = model._shape
+        if last != replace(shape, n_hidden=0):
+            check_shape(model, shape, "warm_start", "fit with warm_start=False")
+        theta = model._theta if units is None else units.convert_to_standardised(last, model._theta)
+        if last == shape:
+            return theta
     start = shape.start(stream(model.seed_, "crbm-start"), float(model.init_scale))
-    if not (model.warm_start and hasattr(model, "W_")):
-        return start
-    last = model._shape
-    if last != replace(shape, n_hidden=0):
-        check_shape(model, shape, "warm_start", "fit with warm_start=False")
-    theta = model._theta if units is None else units.convert_to_standardised(last, model._theta)
-    if last == shape:
-        return theta
-    found, params = last.split(theta), shape.split(start)
-    params.Wvx[...], params.bv[...] = found.Wvx, found.bv
+    if theta is not None:
+        found, params = last.split(theta), shape.split(start)
+        params.Wvx[...], params.bv[...] = found.Wvx, found.bv
     return start
 
 
@@ -357,7 +358,10 @@ def check_shape(
     model: ConditionalRBM,
     shape: CrbmShape,
     call: str = "partial_fit",
-    remedy: str = "set n_hidden and learner back, or start again with fit",
+    remedy: str = (
+        "set n_hidden and learner back, or start again with fit; warm_start=True keeps the parameters "
+        "of logistic regression"
+    ),
 ) -> None:
     """Raise ValueError if ``shape`` differs from the numbers of units of the fitted model."""
     if model._shape != shape:

@@ -35,7 +35,8 @@ struct Shape {
 };
 
 // Tree of a pixel: `rows` rows of `run` pairs each. s and w are the indices of the first position in S and of the first
-// weight in W; b is the log odds of the pixel, `index` its number in all images, and `layer` numbers image and channel.
+// weight in W. b is the log odds of the pixel, and `index` is its number in all images of the chain. `layer` is image
+// times channels plus channel, and `image` is the number of the image.
 struct Tree {
     int rows, run, s, w, b, index, layer, image;
 };
@@ -113,7 +114,7 @@ __device__ __forceinline__ int message(int other, int g) {
 // a division. KEPT is the number of stored messages per pair, and M is the type of a stored message; if KEPT is 1, the
 // weights are fixed and get no messages. s_step and w_step are the numbers of elements from one row to the next in S
 // and in W. ON is true if the pixel is more likely on than off, b > 0. `held` gets 1 for each row with nonzero messages
-// to weights. Returns true if a stored message changed.
+// to weights, and 0 for the other rows. Returns true if a stored message changed.
 template <int KEPT, bool ON, class M>
 __device__ __forceinline__ bool update(const Tree& tree, int s_step, int w_step, int* s, int* w, M* to_s, M* to_w,
                                        unsigned char* held, float damping) {
@@ -324,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int step = 0; step < n - 1; ++step) {
         const int turn = step % 4;
         if (turn == 0) words = philox(step / 4 + 1, 0, rows[k], epoch, seed, word);
-        const unsigned long long drawn = turn == 0 ? words.a : turn == 1 ? words.b : turn == 2 ? words.c : words.d;
+        const unsigned long long drawn = word_of(words, turn);
         const int i = n - 1 - step;
         const int j = static_cast<int>(((drawn >> 32) * static_cast<unsigned long long>(i + 1)) >> 32);
         const int kept = order[i];

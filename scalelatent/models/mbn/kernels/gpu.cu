@@ -254,9 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             filled = word / 4;
             words = philox(filled + 1, 0, first + s, layer, key0, key1);
         }
-        const int turn = word % 4;
-        const unsigned long long chosen =
-            (turn == 0 ? words.a : turn == 1 ? words.b : turn == 2 ? words.c : words.d) % n;
+        const unsigned long long chosen = word_of(words, word % 4) % n;
         if (mask[chosen] == member) {
             mask[chosen] = !member;
             --missing;
@@ -287,20 +285,21 @@ __device__ __forceinline__ int scan_before(int value, int& total) {
     return before + sum - value;
 }
 
-// One thread block per clustering: marks the first m different numbers below n of its random stream. The masks are 0
-// before. The threads draw THREADS numbers at a time, and a number counts if neither the mask nor a thread before has it.
+// One thread block per clustering: marks the first m different numbers below n of its random stream in a mask of
+// zeros. In each step every thread draws one number. A number counts if it is not yet marked, and no thread with a lower
+// number has drawn it in this step.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    mbn_draw_few(unsigned long long key0, unsigned long long key1, int layer, int first, int clusterings, long long n,
-                 long long m, byte* masks) {
+    mbn_draw_few(unsigned long long key0, unsigned long long key1, int layer, int first, long long n, long long m,
+                 byte* masks) {
     __shared__ unsigned long long numbers[THREADS];
     const int t = threadIdx.x, s = blockIdx.x;
     byte* mask = masks + static_cast<size_t>(s) * n;
     long long count = 0;
     for (long long begin = 0; count < m; begin += THREADS) {
         const Words words = philox((begin + t) / 4 + 1, 0, first + s, layer, key0, key1);
-        const unsigned long long number = (t % 4 == 0 ? words.a : t % 4 == 1 ? words.b : t % 4 == 2 ? words.c : words.d) % n;
+        const unsigned long long number = word_of(words, t % 4) % n;
         numbers[t] = number;
-        __syncthreads();  // also after the marks of the numbers before
+        __syncthreads();  // also makes the marks of the last step visible
         bool chosen = !mask[number];
         for (int i = 0; i < t && chosen; ++i) chosen = numbers[i] != number;
         int total;

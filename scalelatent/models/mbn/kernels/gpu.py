@@ -169,12 +169,12 @@ def choose_masks(key: np.ndarray, layer: int, first: int, count: int, n: int, m:
 def choose_numbers(
     key: np.ndarray, layer: int, first: int, count: int, n: int, m: int, by_mask: bool
 ) -> cupy.ndarray:
-    """Draw ``m`` of ``n`` numbers for each of ``count`` clusterings; return the numbers, int32."""
+    """Draw ``m`` of ``n`` numbers for each of ``count`` clusterings; return those of `.cpu.draws`, int32."""
     if by_mask:
         masks = choose_masks(key, layer, first, count, n, m)
     else:
         masks = cupy.zeros((count, n), dtype=np.bool_)
-        sizes = np.int32(layer), np.int32(first), np.int32(count), np.int64(n), np.int64(m)
+        sizes = np.int32(layer), np.int32(first), np.int64(n), np.int64(m)
         _launch("mbn_draw_few", (count,), *key, *sizes, masks.view(np.uint8))
     out = cupy.empty(count * m, dtype=np.int32)
     _launch("mbn_list_marked", (count,), masks.view(np.uint8), np.int64(n), np.int64(m), out)

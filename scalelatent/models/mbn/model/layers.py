@@ -168,9 +168,9 @@ class Layer:
         return "uint16" if self.k <= MAX_UINT16_CENTROIDS else "uint32"
 
     def draw_rows(self, first: int, count: int = 1, backend: Backend | None = None) -> Array:
-        """Return the numbers of the training rows in ``count`` draws, those of a draw in rising order.
+        """Return the row numbers of ``count`` draws as one array; those of each draw are in rising order.
 
-        The device is that of ``backend``.
+        The array is on the device of ``backend``; None means the CPU.
         """
         sizes = {"n": self.n_rows, "m": self.rows_per_set}
         return choose_numbers(self.seed, "rows", self.number, first, count, **sizes, backend=backend)

@@ -60,7 +60,8 @@ def choose_numbers(
 ) -> np.ndarray:
     """Return ``m`` different random numbers from 0 to n - 1 for each of ``count`` clusterings, as one array.
 
-    The numbers of a clustering rise. They are on the device of ``backend``.
+    The numbers of each clustering are in rising order. The array is on the device of ``backend``; None means
+    the CPU.
     """
     key, by_mask = make_key(seed, purpose), m >= n * _MIN_MASK_SHARE
     if backend is not None:

@@ -34,8 +34,9 @@ def choose_numbers(
 ) -> np.ndarray:
     """Draw ``m`` of ``n`` numbers for each of ``count`` clusterings; return them one draw after the other.
 
-    The numbers of a draw rise, int64. With ``by_mask`` they are those of `choose_masks`. Without it, they are
-    the first ``m`` different numbers below ``n`` of the stream of the clustering, which is faster for few.
+    The result is int64, and the numbers of each draw are in rising order. With ``by_mask`` they are those of
+    `choose_masks`. Otherwise they are the first ``m`` different numbers below ``n`` in the random stream of
+    the clustering, which is faster if ``m`` is small.
     """
     if by_mask:
         return np.nonzero(choose_masks(key, layer, first, count, n, m))[1]
