@@ -267,9 +267,6 @@ def mbn_nearest(
 # Seconds in which the host draws at random whether a clustering uses one centroid of the layer below, in an
 # earlier version; measured on a busy CPU.
 EARLIER_DRAW_SECONDS = 3.9e-9
-# Estimated seconds in which a GPU thread adds a unit (centroid of the layer below) to those that were drawn,
-# or removes one: two memory accesses and a division.
-CHANGE_SECONDS = 0.6e-6
 # Estimated seconds of two steps of a thread block: it draws 128 numbers and compares each with the earlier
 # ones, or it looks for marks in 128 places of a mask.
 DRAW_SECONDS, MARK_SECONDS = 1e-6, 0.3e-6
@@ -286,13 +283,13 @@ def mbn_choose_masks(clusterings: int, n_codes: int, n_below: int) -> Work:
     units = float(n_codes) * n_below
     # A random byte selects each unit with the probability 1/2. The number of selected units is wrong by 0.4
     # sqrt(units) on average, and half of the random numbers of the correction change nothing.
-    changes = 0.8 * math.sqrt(units)
+    steps = math.ceil(0.8 * math.sqrt(units) / 128)
     # The generator takes 10 rounds of about 30 integer operations for 32 random bytes: about 10 per unit.
     return Work(
         memory_bytes=clusterings * units,
         flops=10 * clusterings * units,
         launches=2,
-        serial_seconds=changes * CHANGE_SECONDS,
+        serial_seconds=steps * DRAW_SECONDS,
     )
 
 

@@ -23,7 +23,6 @@ KERNELS = {
     "mbn_sparse",
     "mbn_draw",
     "mbn_complete",
-    "mbn_draw_few",
     "mbn_list_marked",
     "mbn_lists",
     "mbn_count_u16",

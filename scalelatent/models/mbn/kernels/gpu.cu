@@ -239,29 +239,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// One thread per clustering: marks or unmarks random numbers in the mask of mbn_draw until m of n numbers are marked.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    mbn_complete(unsigned long long key0, unsigned long long key1, int layer, int first, int clusterings, long long n,
-                 long long m, const int* drawn, byte* masks) {
-    const int s = blockIdx.x * THREADS + threadIdx.x;
-    if (s >= clusterings) return;
-    byte* mask = masks + static_cast<size_t>(s) * n;
-    Words words = {};
-    long long word = (n + 7) / 8, filled = -1;
-    const bool member = drawn[s] > m;
-    for (long long missing = member ? drawn[s] - m : m - drawn[s]; missing; ++word) {
-        if (word / 4 != filled) {
-            filled = word / 4;
-            words = philox(filled + 1, 0, first + s, layer, key0, key1);
-        }
-        const unsigned long long chosen = word_of(words, word % 4) % n;
-        if (mask[chosen] == member) {
-            mask[chosen] = !member;
-            --missing;
-        }
-    }
-}
-
 // Returns the sum of `value` over the threads before this one; `total` receives that over all. All threads call it.
 __device__ __forceinline__ int scan_before(int value, int& total) {
     __shared__ int sums[WARPS];
@@ -285,27 +262,27 @@ __device__ __forceinline__ int scan_before(int value, int& total) {
     return before + sum - value;
 }
 
-// One thread block per clustering: marks the first m different numbers below n of its random stream in a mask of
-// zeros. In each step every thread draws one number. A number counts if it is not yet marked, and no thread with a lower
-// number has drawn it in this step.
+// One thread block per clustering: marks or unmarks random numbers in a mask until m of n numbers are marked; `drawn` is
+// the count of marked numbers before, and `word` the first word of the random stream. In each step every thread draws
+// one number. A number changes if no thread with a lower number has drawn it in this step, as if one thread drew them all.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    mbn_draw_few(unsigned long long key0, unsigned long long key1, int layer, int first, long long n, long long m,
-                 byte* masks) {
+    mbn_complete(unsigned long long key0, unsigned long long key1, int layer, int first, long long n, long long m,
+                 long long word, const int* drawn, byte* masks) {
     __shared__ unsigned long long numbers[THREADS];
     const int t = threadIdx.x, s = blockIdx.x;
     byte* mask = masks + static_cast<size_t>(s) * n;
-    long long count = 0;
-    for (long long begin = 0; count < m; begin += THREADS) {
-        const Words words = philox((begin + t) / 4 + 1, 0, first + s, layer, key0, key1);
-        const unsigned long long number = word_of(words, t % 4) % n;
+    const bool member = drawn[s] > m;
+    long long missing = member ? drawn[s] - m : m - drawn[s];
+    for (word += t; missing > 0; word += THREADS) {
+        const unsigned long long number = word_of(philox(word / 4 + 1, 0, first + s, layer, key0, key1), word % 4) % n;
         numbers[t] = number;
-        __syncthreads();  // also makes the marks of the last step visible
-        bool chosen = !mask[number];
+        __syncthreads();  // also makes the changes of the last step visible
+        bool chosen = mask[number] == member;
         for (int i = 0; i < t && chosen; ++i) chosen = numbers[i] != number;
         int total;
         const int before = scan_before(chosen, total);
-        if (chosen && count + before < m) mask[number] = 1;
-        count += total;
+        if (chosen && before < missing) mask[number] = !member;
+        missing -= total;
     }
 }
 

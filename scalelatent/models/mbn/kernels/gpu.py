@@ -158,11 +158,11 @@ def nearest_sparse(x: CsrRows, bank: Postings) -> np.ndarray:
 def choose_masks(key: np.ndarray, layer: int, first: int, count: int, n: int, m: int) -> cupy.ndarray:
     """Draw ``m`` of ``n`` numbers for each of ``count`` clusterings; return the masks of ``.cpu.draws``."""
     masks, drawn = cupy.empty((count, n), dtype=np.bool_), cupy.zeros(count, dtype=np.int32)
-    stream = (*key, np.int32(layer), np.int32(first), np.int32(count), np.int64(n))
     if n:
+        stream = (*key, np.int32(layer), np.int32(first), np.int32(count), np.int64(n))
         grid = (-(-n // (32 * THREADS)), count)
         _launch("mbn_draw", grid, *stream, np.int32(round(256 * m / n)), drawn, masks.view(np.uint8))
-        _launch("mbn_complete", (-(-count // THREADS),), *stream, np.int64(m), drawn, masks.view(np.uint8))
+        _complete(key, layer, first, m, (n + 7) // 8, drawn, masks)
     return masks
 
 
@@ -174,11 +174,19 @@ def choose_numbers(
         masks = choose_masks(key, layer, first, count, n, m)
     else:
         masks = cupy.zeros((count, n), dtype=np.bool_)
-        sizes = np.int32(layer), np.int32(first), np.int64(n), np.int64(m)
-        _launch("mbn_draw_few", (count,), *key, *sizes, masks.view(np.uint8))
+        _complete(key, layer, first, m, 0, cupy.zeros(count, dtype=np.int32), masks)
     out = cupy.empty(count * m, dtype=np.int32)
     _launch("mbn_list_marked", (count,), masks.view(np.uint8), np.int64(n), np.int64(m), out)
     return out
+
+
+def _complete(
+    key: np.ndarray, layer: int, first: int, m: int, word: int, drawn: cupy.ndarray, masks: cupy.ndarray
+) -> None:
+    """Mark or unmark random numbers, from number ``word`` of the streams on, until masks have ``m`` marks."""
+    count, n = masks.shape
+    sizes = np.int32(layer), np.int32(first), np.int64(n), np.int64(m), np.int64(word)
+    _launch("mbn_complete", (count,), *key, *sizes, drawn, masks.view(np.uint8))
 
 
 def make_lists(codes: Array, units: Array) -> DeviceLists:
