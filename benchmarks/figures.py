@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -47,10 +48,10 @@ def paper_errors() -> Figure:
     rows: list[tuple[str, float, float, float, float]] = []
     found = {(r["architecture"], r["capsule_dim"]): r for r in read("paper_capsule_dims")}
     rows.append(("capsules, MNIST, d = 2", 100 * found["multiclass", 2]["test_error"], 0, 6.21, 0))
-    for part, r in read("crbm_mnist").items():
-        if part.startswith("full/"):
-            _, task, learner = part.split("/")
-            rows.append((f"{learner}, pixels, {TASKS[task]}", r["all"], 0, r["paper"]["all"], 0))
+    pixels = read("crbm_mnist")
+    for learner, (task, name) in product(("mle-bp", "mssvm", "cd-10"), TASKS.items()):
+        r = pixels[f"full/{task}/{learner}"]
+        rows.append((f"{learner}, pixels, {name}", r["all"], 0, r["paper"]["all"], 0))
     for key, name in CLUSTERED.items():
         r = read("mbn_clustering")[key]
         if paper := r.get("paper"):
@@ -72,7 +73,9 @@ def paper_errors() -> Figure:
     axes.plot([], [], "o", color=OURS, label="scalelatent")
     axes.plot([], [], "D", mfc="white", color=OTHER, label="paper")
     axes.set_xlabel("error, % (bootstrap networks: 100 - clustering accuracy, default decay)")
-    draw_legend(axes, loc="lower right")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    draw_legend(axes, loc="upper left")
     return figure
 
 
