@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 from common import parser, write_part
-from crbm_mnist import LOGISTIC_RATES, TASKS, load_binary_images
+from crbm_mnist import LOGISTIC_RATES, TASKS, make_pairs
 from scipy.special import expit
 
 import scalelatent as sl
-from scalelatent.kernels.corruption import corrupt
 
 STARTS = ("outputs of the row", "chain of the batch", "chain of the row")
 
@@ -65,14 +64,9 @@ def main() -> None:
     arguments.add_argument("--batch", type=int, default=20)
     arguments.add_argument("--epochs", type=int, default=20)
     arguments.add_argument("--rate", type=float, default=0.003)
+    arguments.set_defaults(validation_rows=0, test_rows=5000)
     args = arguments.parse_args()
-    pairs = {
-        name: (
-            corrupt(v, np.arange(len(v)), seed=args.seed, stage=f"{args.task}-{name}", **TASKS[args.task]),
-            v,
-        )
-        for name, v in load_binary_images(args.rows, 0, 5000).items()
-    }
+    pairs = make_pairs(args.task, args)
     x, v = (part.astype(np.float32) for part in pairs["train"])
     logistic = sl.ConditionalRBM(
         learner="logistic", n_epochs=20, learning_rate=LOGISTIC_RATES, random_state=args.seed, n_jobs=1
